@@ -10,12 +10,14 @@ import pytest
 
 import tvmfast
 import tvmnotes
+from tools import clock
 from tvmnotes import lessons
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.stem.partition("_"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 PAGES = sorted((ROOT / "notebooks").glob("*.md"))
+TEACHING = (ROOT / "TEACHING.md").read_text(encoding="utf-8")
 TAGS = {"nbval-ignore-output"}
 
 
@@ -169,6 +171,44 @@ def test_a_route_begins_at_00_and_names_sections_that_exist(route):
         path = ROOT / "notebooks" / f"{lessons.BY_NUMBER[number].name}.ipynb"
         sections = {n for cell in read(path).cells for n in re.findall(r"^## (\d+)\. ", cell.source, re.M)}
         assert set(re.findall(r"\d+", named)) <= sections
+
+
+def parts_of(step):
+    """The numbers of TEACHING.md's parts that a step of a route reads, whole or in part."""
+    number, named = lessons.split(step)
+    first, *last = map(int, re.findall(r"\d+", named) or [0, 999])
+    parts = clock.parts(TEACHING).items()
+    return {
+        n for n, part in parts if part.lesson == number and part.first <= max([first, *last]) and first <= part.last
+    }
+
+
+def missing(steps):
+    """What the steps of a route need and nothing before them teaches: lessons for a whole one, parts for sections."""
+    after = {row[0]: set(re.findall(r"\d+", row[3])) for row in clock.rows(TEACHING, "parts")}
+    lacks, read, taught = [], set(), set()
+    for step in steps:
+        number, named = lessons.split(step)
+        if not named:
+            needed = set(lessons.BY_NUMBER[number].needs.split(", ")) - {"", "C++"}
+            lacks += [(step, f"lesson {lesson}") for lesson in sorted(needed - read)]
+        parts = parts_of(step)
+        taught |= parts
+        lacks += [(step, f"part {part}") for part in sorted(set().union(*(after[n] for n in parts)) - taught, key=int)]
+        read.add(number)
+    return lacks
+
+
+@pytest.mark.parametrize("route", lessons.ROUTES)
+def test_a_route_teaches_what_a_lesson_needs_before_it(route):
+    assert missing(lessons.ROUTES[route]) == []
+
+
+def test_a_route_without_what_a_lesson_needs_is_found():
+    assert missing(["00", "01", "05"]) == [("05", "lesson 04"), ("05", "part 9")]
+    assert missing(["00", "01", "12"]) == [("12", "lesson 06"), ("12", "part 13")]
+    assert missing(["00", "01", "06, sections 1 and 2", "13, sections 5 to 9"]) == [("13, sections 5 to 9", "part 25")]
+    assert missing(["00", "01", "06, sections 3 to 8"]) == [("06, sections 3 to 8", f"part {n}") for n in (9, 13)]
 
 
 def test_minutes_count_a_lesson_of_a_route_once():

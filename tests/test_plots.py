@@ -1,9 +1,11 @@
 """The figures of the engine's results: they show what they are given."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from test_profiling import invented_profile
 
+from tvmfast.core.table import finders
 from tvmfast.profiling.measure import Comparison, Timing
 from tvmnotes import peak, plots, threads
 
@@ -31,9 +33,30 @@ def test_the_figures_show_what_they_are_given(monkeypatch):
     assert found.frame()["bound, speed-up"].tolist() == [1, 2]
 
 
+def test_drawers_are_found_where_no_one_has_imported_plots():
+    assert plots in [find() for find in finders]
+
+
+def of_rounds(**samples):
+    """A comparison with one call in each round."""
+    return Comparison((name, Timing(name, list(times), [*range(1, len(times) + 1)])) for name, times in samples.items())
+
+
 def test_a_comparison_plots_its_medians():
     figure = Comparison(slow=Timing("slow", [0.003]), fast=Timing("fast", [0.001, 0.0015, 0.002])).plot()
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([3, 1.5])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["slow", "fast"]
+    assert not axes.containers[1:]  # too few rounds for an interval
+    plt.close(figure)
+
+
+def test_a_plot_has_the_intervals():
+    table = of_rounds(a=[0.002, 0.003, 0.002, 0.002, 0.002], b=[0.002] * 5, c=[0.004] * 5)
+    figure = table.plot()
+    (axes,) = figure.axes
+    drawn = [line.lines[2][0].get_segments()[0][:, 0] for line in axes.containers if hasattr(line, "has_xerr")]
+    wanted = [np.array(table.interval(name)) * table["a"].median * 1e3 for name in "bc"]
+    np.testing.assert_allclose(drawn, wanted)
+    assert [text.get_text() for text in axes.texts] == ["  2 ms (1x)", "  2 ms (1x, no difference)", "  4 ms (2x)"]
     plt.close(figure)

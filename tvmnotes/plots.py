@@ -21,18 +21,23 @@ SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by tools/sco
 
 @drawer
 def times(comparison):
-    """Draw the medians of a `measure.Comparison` as bars, in ms, with the interquartile range on each bar."""
+    """Draw the medians of a `measure.Comparison` as bars, in ms, with a line over each ratio's interval."""
     names = list(comparison)
     medians = np.array([t.median for t in comparison.values()]) * 1e3
-    quartiles = np.array([np.percentile(t.seconds, [25, 75]) for t in comparison.values()]).T * 1e3
-    spread = np.abs(quartiles - medians)
     figure, axes = _axes(6.4, 0.9 + 0.45 * len(names))
-    axes.barh(names, medians, xerr=spread, color=BLUE, ecolor="black", capsize=3, height=0.6)
-    for row, (median, above) in enumerate(zip(medians, spread[1], strict=True)):
-        label = f" {_digits(median)} ms ({_digits(median / medians[0])}x)"
-        axes.text(median + above, row, label, va="center", fontsize=9)
-    reach = (medians + spread[1]).max() * 1.35
-    axes.set(xlim=(0, reach), xlabel=f"median time of a call (ms); ratio to {names[0]}")
+    axes.barh(names, medians, color=BLUE, height=0.6)
+    ends = medians.copy()
+    for row, (name, median) in enumerate(zip(names, medians, strict=True)):
+        ratio = f"{_digits(median / medians[0])}x"
+        found = comparison.interval(name) if row else None
+        if found:
+            low, high = np.array(found) * medians[0]
+            axes.errorbar((low + high) / 2, row, xerr=(high - low) / 2, fmt="none", ecolor="black", capsize=3)
+            ends[row] = max(median, high)
+            if found[0] <= 1 <= found[1]:
+                ratio += ", no difference"
+        axes.text(ends[row], row, f"  {_digits(median)} ms ({ratio})", va="center", fontsize=9)
+    axes.set(xlim=(0, ends.max() * 1.5), xlabel=f"median time of a call (ms); ratio to {names[0]}")
     axes.invert_yaxis()
     return figure
 

@@ -5,6 +5,7 @@ How fast anything is, is never asserted.
 
 import json
 import os
+import threading
 from pathlib import Path
 from statistics import geometric_mean
 from types import SimpleNamespace
@@ -94,6 +95,9 @@ def test_the_figures_agree(run):
             # Of the same numbers as the file has them, in another order.
             assert row["tvm_ratio"] == pytest.approx(rows["TVM"]["median_ms"] / row["median_ms"])
             assert row["gflops"] * row["median_ms"] == pytest.approx(rows["TVM"]["gflops"] * rows["TVM"]["median_ms"])
+            if row["tvm_interval"] is not None:
+                low, high = row["tvm_interval"]
+                assert 0 < low <= high
             assert row["peak_share"] == pytest.approx(row["gflops"] / report["machine"]["peak_gflops"])
             assert 0 <= row["difference"] < 1e-3
         assert rows["pytorch"]["difference"] < 1e-6
@@ -107,9 +111,9 @@ def test_the_table_shows_them(run):
     first = next(i for i, line in enumerate(lines) if line.startswith("network")) + 1
     for line, row in zip(lines[first : first + 6], report["results"], strict=True):
         assert line.startswith(row["network"]) == (row["runtime"] == "TVM")
-        cells = line.split()[-8:]
+        cells = line.split()[-9:]
         assert cells[:4] == [row["runtime"], *(f"{row[key]:.2f}" for key in ("median_ms", "p95_ms", "tvm_ratio"))]
-        assert cells[4] == f"{row['difference']:.1e}"
+        assert cells[5] == f"{row['difference']:.1e}"
     for peer, line in zip(RUNTIMES[1:], lines[first + 7 :], strict=False):
         ratios = [row["tvm_ratio"] for row in report["results"] if row["runtime"] == peer]
         assert line.startswith(f"TVM / {peer}: geometric mean {geometric_mean(ratios):.2f}, worst {max(ratios):.2f} (")
@@ -182,6 +186,13 @@ def test_a_network_that_a_peer_cannot_take_costs_its_row(quick, tmp_path):
     assert code == 0
     assert_failed(rows["small", "onnxruntime"], lines[-1])
     assert rows["small", "TVM"]["tvm_ratio"] == 1
+
+
+def test_ratios_have_their_intervals(quick, tmp_path):
+    quick.setattr(benchmark.measure, "ratio_interval", lambda times, reference: (0.5, 1.25))
+    _, lines, rows = bench_to(tmp_path / "figures.json", "small", "--against", "pytorch")
+    assert "interval" in next(line for line in lines if line.startswith("network"))
+    assert lines[-1].split()[4] == "0.50-1.25" and rows["small", "pytorch"]["tvm_interval"] == [0.5, 1.25]
 
 
 def test_a_network_that_does_not_load_does_not_end_the_run(quick, tmp_path):
@@ -365,10 +376,31 @@ def test_the_kernel_of_flops_computes_the_recurrence(threads, chains, lanes, ste
 
 
 def test_the_kernel_of_bandwidth_adds_all_rows():
-    data = np.random.default_rng(1).integers(0, 100, (2, 1001, 12, 8)).astype("float32")
-    accumulators = tvm.runtime.tensor(np.ones((2, 12, 8), "float32"))
+    data = np.random.default_rng(1).integers(0, 100, (2, 4, 1001, 3, 8)).astype("float32")
+    accumulators = tvm.runtime.tensor(np.ones((2, 4, 3, 8), "float32"))
     peak.column_sums(*data.shape)(tvm.runtime.tensor(data), accumulators)
-    np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=1))
+    np.testing.assert_array_equal(accumulators.numpy(), 1 + data.sum(axis=2))
+
+
+def test_a_peak_is_the_best_moment_of_all_threads(monkeypatch):
+    """Two threads make calls of one second by a clock of their own; the second is disturbed in its first call."""
+    lasting = threading.local()
+
+    class Clock:
+        def perf_counter(self):
+            return lasting.now
+
+    def calls(*seconds):
+        left = iter([0.0, *seconds])  # the first warms up
+
+        def call():
+            lasting.now = getattr(lasting, "now", 0.0) + next(left)
+
+        return [call]
+
+    monkeypatch.setattr(peak, "clock", Clock())
+    assert peak._rate([calls(1, 1, 1, 1), calls(2, 1, 1)], 4.0) == 2
+    assert peak._rate([calls(1, 1, 1, 1), calls(4)], 4.0) == 1.25
 
 
 def test_the_peaks_are_measured_once(monkeypatch):

@@ -1,4 +1,4 @@
-"""measure: who is called, how often and with what; the arithmetic of medians, spread and ratios. Nothing is timed."""
+"""measure: who is called, how often and with what; the arithmetic of medians, ratios, intervals. Nothing is timed."""
 
 import gc
 from types import SimpleNamespace
@@ -183,21 +183,123 @@ def test_timing_knows_its_spread():
 def test_a_comparison_is_a_table_of_ratios_to_the_first():
     frame = TABLE.frame()
     assert list(frame.index) == ["slow", "fast"]
-    assert frame.loc["slow"].to_dict() == pytest.approx(
-        {"median (ms)": 3, "iqr (ms)": 2, "minimum (ms)": 1, "ratio to slow": 1, "calls": 5}
-    )
-    assert frame.loc["fast"].to_dict() == pytest.approx(
-        {"median (ms)": 1.5, "iqr (ms)": 0.5, "minimum (ms)": 1, "ratio to slow": 0.5, "calls": 3}
-    )
+    assert list(frame) == ["median (ms)", "minimum (ms)", "ratio to slow", "95 % interval", "calls"]
+    assert list(frame.loc["slow"]) == pytest.approx([3, 1, 1, "", 5])
+    assert list(frame.loc["fast"]) == pytest.approx([1.5, 1, 0.5, "too few rounds", 3])
 
 
 def test_a_comparison_shows_itself():
     lines = str(TABLE).splitlines()
     assert repr(TABLE) == str(TABLE)
-    assert lines[1].split() == ["slow", "3.00", "2.00", "1.00", "1.00", "5"]
-    assert lines[2].split() == ["fast", "1.50", "0.50", "1.00", "0.50", "3"]
+    assert lines[1].split() == ["slow", "3.00", "1.00", "1.00", "5"]
+    assert lines[2].split() == ["fast", "1.50", "1.00", "0.50", "too", "few", "rounds", "3"]
     html = TABLE._repr_html_()
-    assert "</table>" in html and "ratio to slow" in html and ">1.50<" in html
+    assert "</table>" in html and "ratio to slow" in html and ">1.50<" in html and ">too few rounds<" in html
+
+
+def of_rounds(**samples):
+    """A comparison with one call in each round."""
+    return Comparison((name, Timing(name, list(times), [*range(1, len(times) + 1)])) for name, times in samples.items())
+
+
+def test_the_interval_holds_the_true_ratio():
+    """In at least 90 of 100 runs, each of 20 rounds in which the machine's speed drifts."""
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(100):
+        speed = rng.lognormal(0, 0.1, 20)
+        times, reference = speed * 0.9 * rng.lognormal(0, 0.03, 20), speed * rng.lognormal(0, 0.03, 20)
+        low, high = measure.ratio_interval(times, reference)
+        held += low <= 0.9 <= high
+    assert held >= 90
+
+
+def test_the_interval_of_paired_rounds_does_not_see_what_slows_both():
+    speed = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    assert measure.ratio_interval(speed * 3, speed * 2) == pytest.approx((1.5, 1.5))
+
+
+def test_the_same_samples_have_the_same_interval():
+    rng = np.random.default_rng(0)
+    times, reference = rng.lognormal(0, 0.1, (2, 12))
+    assert measure.ratio_interval(times, reference) == measure.ratio_interval(times, reference)
+    assert measure.ratio_interval(times, reference) != measure.ratio_interval(times, reference, seed=1)
+    assert measure.ratio_interval([*times, 9, 9], reference) == measure.ratio_interval(times, reference)
+
+
+def test_equal_functions_have_no_difference_and_others_have():
+    rng = np.random.default_rng(0)
+    noise = rng.lognormal(0, 0.05, (3, 20)) / 1e3
+    table = of_rounds(first=noise[0], same=noise[1], twice=2 * noise[2])
+    shown = table.frame()["95 % interval"]
+    low, high = table.interval("same")
+    assert low < 1 < high and shown["same"] == f"{low:.2f} to {high:.2f}: no difference"
+    low, high = table.interval("twice")
+    assert 1 < low < 2 < high and shown["twice"] == f"{low:.2f} to {high:.2f}"
+    assert table.interval("first", to="twice")[1] < 1
+
+
+def test_fewer_than_five_rounds_have_no_interval():
+    assert measure.ratio_interval([1] * 4, [1] * 5) is None
+    assert measure.ratio_interval([1] * 5, [2] * 5) == (0.5, 0.5)
+
+
+def test_a_round_is_one_sample(clock):
+    clock.tick = 0.03  # a call: two make the 50 ms of a round, and three are its least
+    functions, _ = recorder()
+    table = measure.compare(functions, calls=7)
+    assert [t.rounds for t in table.values()] == [[3, 6, 7]] * 2
+    assert list(Timing("", [3, 1, 2, 9, 8], [3, 5]).samples) == [2, 8.5]
+
+
+# ---------------------------------------------------------------- a busy machine
+
+
+def proc(folder, ticks, waited):
+    """Write what a system with two CPUs says: `ticks` of CPU 0 (user, idle, steal), and a thread's ns of waiting."""
+    user, idle, steal = ticks
+    (folder / "proc/self/task/7").mkdir(parents=True, exist_ok=True)
+    (folder / "proc/self/task/7/schedstat").write_text(f"5 {waited} 1\n")
+    (folder / "proc/stat").write_text(
+        f"cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 {user} 0 0 {idle} 0 0 0 {steal} 0 0\ncpu1 9999 0 0 0 0 0 0 0 0 0\nintr 5\n"
+    )
+    return measure._cpu_seconds(folder)
+
+
+@pytest.fixture
+def on_linux(monkeypatch):
+    """This process runs on CPU 0, has one thread, and has used no time."""
+    monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    monkeypatch.setattr(measure.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(measure.os, "times", lambda: (0.0, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(measure.machine, "threads", lambda: 1)
+
+
+def test_others_took_what_they_ran_and_we_waited_for(on_linux, tmp_path):
+    start = proc(tmp_path, (100, 100, 0), 0)
+    assert start == (1.0, 0.0)
+    assert measure._share_lost(start, proc(tmp_path, (180, 100, 0), 400_000_000), 1.0) == pytest.approx(0.4)
+    assert measure._share_lost(start, proc(tmp_path, (100, 100, 30), 0), 1.0) == pytest.approx(0.3)  # stolen
+    assert measure._share_lost(start, proc(tmp_path, (180, 100, 0), 0), 1.0) == 0  # they had a CPU that was idle
+    assert measure._share_lost(start, proc(tmp_path, (100, 200, 0), 10**9), 1.0) == 0  # threads here in turns
+
+
+def test_where_the_system_does_not_tell_nothing_is_said(on_linux, tmp_path):
+    assert measure._cpu_seconds(tmp_path) is None
+    assert proc(tmp_path, (0, 0, 0), 0) is None  # a container that hides its host
+    assert measure._share_lost(None, (1.0, 1.0), 1.0) is None
+
+
+def test_a_table_says_that_the_machine_was_busy(monkeypatch):
+    readings = iter([(10.0, 1.0), (14.0, 3.0)])
+    monkeypatch.setattr(measure, "_cpu_seconds", lambda: next(readings))
+    monkeypatch.setattr(measure, "_share_lost", lambda before, after, elapsed: after[1] - before[1] - 1.75)
+    table = measure.compare(recorder()[0], calls=1)
+    said = "The machine is busy: for 25% of the time, threads waited for a CPU that other processes had."
+    assert str(table).endswith("\n" + said) and said in table._repr_html_()
+    for lost in (None, 0.0, 0.04):
+        table.lost = lost
+        assert "busy" not in str(table) and "<p>" not in table._repr_html_()
 
 
 # ---------------------------------------------------------------- at the door

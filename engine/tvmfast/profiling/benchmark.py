@@ -76,10 +76,11 @@ def run(
 
     Returns:
         A dictionary with "machine" (see `describe_machine`) and "results", a dictionary per network and
-        runtime: times in ms, the ratio of TVM's median to this runtime's, the largest difference from PyTorch
-        relative to the output's largest magnitude (None if that is 0), GFLOP/s (see `count_flops`), their
-        fraction of the machine's peak, and the build time in seconds: `tn.build` (less for cached kernels),
-        torch.compile's first call, ONNX Runtime's session, OpenVINO's compiled model. If a runtime failed,
+        runtime: times in ms, the ratio of TVM's median to this runtime's and its 95 % interval (None for
+        fewer than five rounds; see `measure.ratio_interval`), the largest difference from PyTorch relative to
+        the output's largest magnitude (None if that is 0), GFLOP/s (see `count_flops`), their fraction of the
+        machine's peak, and the build time in seconds: `tn.build` (less for cached kernels), torch.compile's
+        first call, ONNX Runtime's session, OpenVINO's compiled model. If a runtime failed,
         "error" is the reason and its figures are None.
     """
     torch.set_num_threads(machine.threads())
@@ -195,6 +196,8 @@ def _measure(
             "gflops": gflops or None,  # torch's counter knows no LSTM
             "peak_share": gflops / peak_gflops or None,
         }
+        if "TVM" in timings and runtime != "TVM":
+            rows[runtime]["tvm_interval"] = timings.interval("TVM", to=runtime)
     return list(rows.values())
 
 
@@ -332,14 +335,19 @@ _PEERS: dict[str, Callable] = {
 _RUNTIMES: dict[str, Callable] = {"TVM": _tvm, **_PEERS}
 
 
+def _interval(ends: tuple[float, float]) -> str:
+    return " " + "-".join(f"{end:.{2 if end < 9.995 else 0}f}" for end in ends)
+
+
 _COLUMNS = {  # of the table, after network and runtime: head, width, format
-    "median_ms": ("median ms", 10, ".2f"),
-    "p95_ms": ("95 % ms", 9, ".2f"),
-    "tvm_ratio": ("TVM / it", 9, ".2f"),
-    "difference": ("difference", 11, ".1e"),
-    "gflops": ("GFLOP/s", 9, ".0f"),
-    "peak_share": ("of peak", 8, ".0%"),
-    "build_s": ("build s", 8, ".1f"),
+    "median_ms": ("median ms", 10, "{:.2f}".format),
+    "p95_ms": ("95 % ms", 8, "{:.2f}".format),
+    "tvm_ratio": ("TVM / it", 9, "{:.2f}".format),
+    "tvm_interval": ("interval", 10, _interval),
+    "difference": ("differs", 8, "{:.1e}".format),
+    "gflops": ("GFLOP/s", 8, "{:.0f}".format),
+    "peak_share": ("peak", 5, "{:.0%}".format),
+    "build_s": ("build s", 8, "{:.1f}".format),
 }
 _FACTS = ("weights", "input", "iqr_ms", *_COLUMNS, "error")
 
@@ -356,8 +364,8 @@ def _line(row: dict, name: str) -> str:
         error, width = row["error"], _WIDTH - len(left) - 2
         return f"{left}— {error if len(error) <= width else error[: width - 1] + '…'}"
     return left + "".join(
-        f"{'—' if row[key] is None else format(row[key], kind):>{width}}"
-        for key, (_, width, kind) in _COLUMNS.items()
+        f"{'—' if row[key] is None else text(row[key]):>{width}}"
+        for key, (_, width, text) in _COLUMNS.items()
     )
 
 
