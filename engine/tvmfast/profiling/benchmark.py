@@ -185,7 +185,7 @@ def _measure(
             except Exception as error:  # any error concerns this runtime alone
                 row["error"] = _reason(error)
         with _busy(busy):
-            timings = measure.compare(candidates, x, seconds=seconds) if candidates else {}
+            timings = measure.compare(candidates, x, seconds=seconds) if candidates else measure.Comparison()
     for runtime, timing in timings.items():
         gflops = flops / timing.median / 1e9
         rows[runtime] |= {

@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 import time as clock
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +98,7 @@ class Comparison(Table, dict):
         return ratio_interval(self[name].samples, self[to or next(iter(self))].samples)
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> str:  # type: ignore[override]
         """A sentence if the machine was busy, or an empty text."""
         if not self.lost or self.lost < _LOST:
             return ""
@@ -133,7 +133,9 @@ class Comparison(Table, dict):
         return draw("times", self)
 
 
-def ratio_interval(times, reference, seed: int = 0) -> tuple[float, float] | None:
+def ratio_interval(
+    times: Sequence[float], reference: Sequence[float], seed: int = 0
+) -> tuple[float, float] | None:
     """Return the 95 % interval of the ratio of two medians, from samples that were taken in pairs.
 
     Alternating rounds give pairs. A percentile bootstrap draws 2,000 times as many pairs as there are, with
@@ -264,7 +266,9 @@ def _cpu_seconds(root: Path = Path("/")) -> tuple[float, float] | None:
     return float(busy - sum(os.times()[:2])), float(waited + stolen)
 
 
-def _share_lost(before, after, elapsed: float) -> float | None:
+def _share_lost(
+    before: tuple[float, float] | None, after: tuple[float, float] | None, elapsed: float
+) -> float | None:
     """Return the share of its time that a thread waited for a CPU which others had; None if unknown.
 
     The smaller of the two counts: threads that wait for each other lose nothing to others, and others that

@@ -171,7 +171,8 @@ def _rate(calls: list[list[Callable]], seconds: float) -> float:
         for call in mine:
             call()
         ready.wait()
-        times, end = [], clock.perf_counter() + seconds
+        times: list[tuple[float, float]] = []
+        end = clock.perf_counter() + seconds
         for call in itertools.cycle(mine):
             start = clock.perf_counter()
             if start >= end and times:

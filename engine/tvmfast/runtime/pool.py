@@ -56,7 +56,7 @@ def _adopt(path: str) -> bool:
         if functions and _first is None:
             _configure(functions)
             _first = functions
-    if functions and hasattr(library, _LAUNCH):  # it has parallel loops
+    if functions and _first and hasattr(library, _LAUNCH):  # it has parallel loops
         launch = ctypes.cast(_first.launch, ctypes.c_void_p)
         ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch.value
     if functions is None or functions is not _first:  # that one stays open
