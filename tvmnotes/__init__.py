@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 
 import tvmfast
-from tvmfast.core import data
+from tvmfast.core import data, table
 
 __version__ = "0.1.0"
 
@@ -98,3 +98,4 @@ _here = Path(__file__).resolve().parent
 data.BUNDLED.append(
     _here / "_data" if (_here / "_data").is_dir() else _here.parent / "data"
 )  # in a wheel, a checkout
+table.finders.append(lambda: __getattr__("plots"))  # `.plot()` of a result draws with them

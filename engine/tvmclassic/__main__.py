@@ -14,7 +14,8 @@ def main(args: list[str]) -> None:
     try:
         run(name, rest, as_module=as_module)
     except FileNotFoundError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
