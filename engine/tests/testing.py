@@ -320,11 +320,12 @@ def script(home, tmp_path, without_torch):
     """
 
     def run(*args, code=0, torch=False, fork=False):
+        paths = [str(tmp_path), "" if torch else str(without_torch), os.environ.get("PYTHONPATH", "")]
         changes = {
             "HOME": str(home),
             "TORCH_HOME": str(home / "torch"),
             "COLUMNS": "200",
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), *([] if torch else [str(without_torch)])]),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
         command, env = ["-W", "ignore", "-m", "tvmclassic", *map(str, args)], {**os.environ, **changes}
         if fork:
