@@ -125,7 +125,7 @@ def test_of_an_apple_chip_the_performance_cores_count(tmp_path, monkeypatch, fai
 
 @pytest.mark.parametrize(("physical", "cores"), [(3, 3), (None, 2)])
 def test_without_sys_psutil_counts(tmp_path, monkeypatch, physical, cores):
-    monkeypatch.setattr(made_up, "_performance_cores", lambda: None)
+    monkeypatch.setattr(machine, "_performance_cores", lambda: None)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: physical)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     assert machine.usable_cores(tmp_path) == cores
@@ -159,7 +159,7 @@ def test_tvm_runs_on_as_many_threads_as_set():
 
 @pytest.mark.parametrize(("setting", "threads"), [("7", 7), ("", 2), ("0", 2), ("many", 2)])
 def test_threads(monkeypatch, setting, threads):
-    monkeypatch.setattr(made_up, "usable_cores", lambda: 2)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     monkeypatch.setattr(os, "environ", {"TVM_NUM_THREADS": setting})
     compat.set_tvm_threads(machine.usable_cores())
     assert (machine.threads(), os.environ["TVM_NUM_THREADS"]) == (threads, setting)
@@ -189,15 +189,15 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimdhp asimddp i8mm\n"
     ],
 )
 def test_the_kernels_flags_become_llvms_names(forget, monkeypatch, cpuinfo, sets):
-    monkeypatch.setattr(made_up, "_read", lambda path: cpuinfo)
+    monkeypatch.setattr(machine, "_read", lambda path: cpuinfo)
     assert machine.instruction_sets() == sets
     monkeypatch.setattr("tvm.target.codegen.llvm_get_system_cpu", lambda: "neoverse-n1")
     assert machine.cpu_name() == ("Fine CPU" if "model name" in cpuinfo else "neoverse-n1")
 
 
 def test_without_the_kernels_list_llvm_says_what_the_cpu_has(forget, monkeypatch):
-    monkeypatch.setattr(made_up, "_read", lambda path: "")
-    monkeypatch.setattr(made_up, "_llvm_cpu", lambda: "haswell")
+    monkeypatch.setattr(machine, "_read", lambda path: "")
+    monkeypatch.setattr(machine, "_llvm_cpu", lambda: "haswell")
     assert machine.instruction_sets() == ("sse4.2", "avx", "f16c", "fma", "avx2", "bmi", "bmi2")
 
 
@@ -214,7 +214,7 @@ def test_the_host_target_switches_off_what_the_machine_lacks(forget, monkeypatch
     assert lost, f"LLVM knows none of these of {machine._llvm_cpu()}"
     forgotten = tuple(isa for isa in machine.instruction_sets() if isa not in lost)
     machine.host_target.cache_clear()
-    monkeypatch.setattr(made_up, "instruction_sets", lambda: forgotten)
+    monkeypatch.setattr(machine, "instruction_sets", lambda: forgotten)
     target = machine.host_target()
     assert {f"-{isa}" for isa in lost} <= set(target.attrs["mattr"])
     assert not lost & set(machine.target_instruction_sets(target))
@@ -305,7 +305,7 @@ def test_the_report_has_a_row_for_each_fact():
 def test_what_torch_compile_lacks_is_a_sentence_and_in_the_report(tmp_path, monkeypatch, compiler, header, lacks):
     if header:
         (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(made_up, "cpp_compiler", lambda: compiler)
+    monkeypatch.setattr(machine, "cpp_compiler", lambda: compiler)
     monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))
     said, row = machine.torch_compile_lacks(), machine.report()["C++ compiler"]
     assert said is None if lacks is None else re.search(lacks, said)
@@ -321,18 +321,18 @@ def test_pins_are_the_exact_ones_that_apply_here(monkeypatch):
 
 def test_no_problems_where_the_pins_are_met(monkeypatch):
     installed = machine.metadata.version("apache-tvm")
-    monkeypatch.setattr(made_up, "_pins", lambda: {"apache-tvm": installed})
+    monkeypatch.setattr(machine, "_pins", lambda: {"apache-tvm": installed})
     assert machine.problems() == []
 
 
 def test_a_local_version_meets_its_pin(monkeypatch):
-    monkeypatch.setattr(made_up, "_pins", lambda: {"torch": "2.12.0"})
-    monkeypatch.setattr(made_up, "_version", lambda package: "2.12.0+cpu")
+    monkeypatch.setattr(machine, "_pins", lambda: {"torch": "2.12.0"})
+    monkeypatch.setattr(machine, "_version", lambda package: "2.12.0+cpu")
     assert machine.problems() == []
 
 
 def test_another_version_gives_the_line_for_pip(monkeypatch):
-    monkeypatch.setattr(made_up, "_pins", lambda: {"numpy": "0.1", "no-such-package": "2"})
+    monkeypatch.setattr(machine, "_pins", lambda: {"numpy": "0.1", "no-such-package": "2"})
     first, second = machine.problems()
     assert first.endswith("tested is 0.1: pip install numpy==0.1")
     assert second == "no-such-package is not installed: pip install no-such-package==2"
@@ -342,8 +342,8 @@ def test_a_tvm_that_does_not_compile_is_a_problem(monkeypatch):
     def fail():
         raise RuntimeError("traceback\nno LLVM here")
 
-    monkeypatch.setattr(made_up, "_pins", lambda: {"apache-tvm": machine.metadata.version("apache-tvm")})
-    monkeypatch.setattr(made_up, "_compile_and_run", fail)
+    monkeypatch.setattr(machine, "_pins", lambda: {"apache-tvm": machine.metadata.version("apache-tvm")})
+    monkeypatch.setattr(machine, "_compile_and_run", fail)
     (problem,) = machine.problems()
     assert "(RuntimeError: no LLVM here)" in problem
     assert "pip install --force-reinstall apache-tvm==" in problem
@@ -362,8 +362,8 @@ def test_an_error_without_text_is_called_by_its_type(monkeypatch, text):
         patch.setattr(tvm.target, "Target", fail)
         with pytest.raises(ValueError, match=r"unknown target 'llvm' \(ValueError\)"):
             resolve_target("llvm")
-    monkeypatch.setattr(made_up, "_pins", dict)
-    monkeypatch.setattr(made_up, "_compile_and_run", fail)
+    monkeypatch.setattr(machine, "_pins", dict)
+    monkeypatch.setattr(machine, "_compile_and_run", fail)
     assert "(ValueError: ValueError)" in machine.problems()[0]
 
 
@@ -384,7 +384,7 @@ def test_a_folder_that_is_not_installed_says_so(monkeypatch):
 
 @pytest.mark.parametrize(("pins", "code", "words"), [({}, 0, "All is well"), ({"numpy": "0.1"}, 1, "numpy==0.1")])
 def test_doctor(monkeypatch, pins, code, words):
-    monkeypatch.setattr(made_up, "_pins", lambda: pins)
+    monkeypatch.setattr(machine, "_pins", lambda: pins)
     monkeypatch.setattr(kernel_cache, "status", lambda: "so many kernels")  # other tests add some meanwhile
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == code
@@ -404,7 +404,7 @@ def test_doctor(monkeypatch, pins, code, words):
 def test_doctor_builds_a_convolution_and_a_product_with_the_default_records(monkeypatch, module, name, told):
     wrong = {"shipped": lambda: ["of another format"], "_reference": lambda x, w, v: np.ones((1, 10))}
     monkeypatch.setattr(module, name, wrong[name])
-    monkeypatch.setattr(made_up, "_pins", dict)
+    monkeypatch.setattr(machine, "_pins", dict)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1 and "All is well" not in result.output
     assert re.search(f"problem: tn.build does not compile and run a convolution .* {told}", result.output)
