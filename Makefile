@@ -1,7 +1,7 @@
 # Every target first brings its own environment, .venv, up to date. `make help` lists the targets.
 
 # The Python that environments are made with. Without PYTHON=… it is the first of PYTHONS that runs and can make one, else
-# one that uv brings. MXNet, which lesson 07 imports, runs on x86-64 Linux with 3.10 and 3.11 only: 3.11 comes first there.
+# one that uv brings. MXNet, which lesson 21 imports, runs on x86-64 Linux with 3.10 and 3.11 only: 3.11 comes first there.
 PYTHONS := $(shell uname -sm | grep -q '^Linux x86_64' && echo python3.11) \
   python3.14 python3.13 python3.12 python3.11 python3.10
 PYTHON ?= $(shell for python in $(PYTHONS); do \
@@ -72,7 +72,7 @@ if free < needed:
 print("Making $(VENV) with Python %s: %s to download, %s on disk, a few minutes." % (here, download, disk))
 if sys.version_info[:2] > (3, 11) or (system, processor) != ("Linux", "x86_64"):
     print("MXNet and GluonCV need Python 3.10 or 3.11 on x86-64 Linux, so they are left out here; "
-          "notebook 07 says what it does without.")
+          "notebook 21 says what it does without.")
 endef
 define NO_PYTHON
 tvmnotes needs Python 3.10 to 3.14 with its module venv, and finds none. It is installed by

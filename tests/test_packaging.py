@@ -184,7 +184,7 @@ def test_the_python_of_conda_is_one_that_the_project_supports():
     version = re.fullmatch(r"python=(\d+\.\d+)", python).group(1)
     assert version in SpecifierSet(PROJECT["requires-python"])
     mxnet = next(r for r in REQUIREMENTS if r.name == "mxnet")
-    assert mxnet.marker.evaluate({"python_version": version}), "notebook 07 runs in the conda environment too"
+    assert mxnet.marker.evaluate({"python_version": version}), "notebook 21 runs in the conda environment too"
 
 
 def test_the_python_that_the_project_supports_is_the_same_everywhere():

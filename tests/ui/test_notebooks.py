@@ -219,7 +219,7 @@ def test_a_link_to_the_glossary_opens_it_at_the_term(lab: Lab):
     page = lab.browser.new_page(viewport={"width": 1400, "height": 1000}, extra_http_headers=lab.headers)
     page.set_default_timeout(120_000)
     try:
-        page.goto(f"{lab.url}lab/tree/03_relay_builds.ipynb?reset")
+        page.goto(f"{lab.url}lab/tree/04_relay_builds.ipynb?reset")
         page.locator("a[href*='glossary.md'], a[data-path='glossary.md']", has_text="virtual machine").first.click()
         page.wait_for_function(IN_SIGHT, polling=500)
     finally:
