@@ -220,7 +220,7 @@ def test_a_link_to_the_glossary_opens_it_at_the_term(lab: Lab):
     page.set_default_timeout(120_000)
     try:
         page.goto(f"{lab.url}lab/tree/04_relay_builds.ipynb?reset")
-        page.locator("a[href*='glossary.md'], a[data-path='glossary.md']", has_text="virtual machine").first.click()
+        page.locator("a[href*='glossary.md'], a[data-path$='glossary.md']", has_text="virtual machine").first.click()
         page.wait_for_function(IN_SIGHT, polling=500)
     finally:
         page.close()
