@@ -121,8 +121,11 @@ $(SITE_READY): pyproject.toml
 	$(SITE_PIP) --group site
 	@touch $@
 
+# tools/jupyter has JupyterLab's settings: it asks nobody about news, and gives the side bar's width to names.
 lab: $(READER)  ## Open the course in JupyterLab on 127.0.0.1
-	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
+	JUPYTER_CONFIG_PATH="$(CURDIR)/tools/jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" $(BIN)/jupyter lab \
+	  --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks \
+	  --LabApp.default_url=/lab/tree/00_start_here.ipynb
 
 test: $(READY)  ## Run the packages' tests and, under nbval, the notebooks
 	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
