@@ -52,10 +52,23 @@ def test_every_step_runs_and_gives_pytorchs_results(by_hand):
         hold(by_hand, kernel, by_hand["arguments"], in_blocks(by_hand))
 
 
-@pytest.mark.parametrize(("pixels", "vectors"), [(7, 2), (4, 1), (14, 4)])
-def test_any_tile_gives_pytorchs_results(by_hand, pixels, vectors):
-    by_hand["any_kernel"] = tvm.compile(by_hand["any_tile"](pixels, vectors).mod, target=by_hand["target"])
+@pytest.mark.parametrize(("pixels", "vectors", "outside"), [(7, 2, "pixels"), (4, 1, "blocks"), (14, 4, "blocks")])
+def test_any_tile_gives_pytorchs_results(by_hand, pixels, vectors, outside):
+    by_hand["any_kernel"] = compile_tile(by_hand, pixels, vectors, outside)
     hold(by_hand, "any_kernel", by_hand["arguments"], in_blocks(by_hand))
+
+
+def compile_tile(names, *tile):
+    return tvm.compile(names["any_tile"](*tile).mod, target=names["target"])
+
+
+@pytest.mark.skipif("fma" not in tn.env.instruction_sets(), reason="counts x86's moves to and from the stack")
+def test_with_the_blocks_outside_more_of_the_tile_spills(by_hand):
+    moves = {}
+    for outside in ("blocks", "pixels"):
+        loop = tn.asm.inner_loop(compile_tile(by_hand, by_hand["pixels"] // 2, 2, outside)).splitlines()
+        moves[outside] = sum("(%rsp)" in line for line in loop)
+    assert moves["blocks"] > 2 * moves["pixels"]
 
 
 def in_blocks(names):
