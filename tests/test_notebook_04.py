@@ -117,7 +117,7 @@ def test_kinds_decide_what_fuses(steps):
 
 
 def test_the_picture_shows_these_kernels_and_groups(steps):
-    root = ElementTree.parse(NOTEBOOKS / "fusing.svg").getroot()
+    root = ElementTree.parse(NOTEBOOKS / "pictures" / "fusing.svg").getroot()
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     boxes = [text for text in texts if text in {*calls(steps["LegalizeOps"])}]
     assert boxes == calls(steps["LegalizeOps"])

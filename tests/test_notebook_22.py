@@ -147,7 +147,7 @@ def test_the_scripts_names_are_in_the_tables():
 
 
 def test_the_page_of_names_is_what_the_code_knows():
-    stored = (NOTEBOOK.parent / "old_names.md").read_text(encoding="utf-8")
+    stored = (NOTEBOOK.parent / "pages" / "old_names.md").read_text(encoding="utf-8")
     assert stored == names.page(), "write it anew: CONTRIBUTING.md says how"
 
 

@@ -353,7 +353,8 @@ def test_an_installed_package_finds_its_data(python, tmp_path):
     assert Path(found) == tmp_path / moves["data"] / "digits/test.npz"
 
 
-def test_the_readme_names_every_notebook():
+def test_the_readme_is_short_and_names_every_notebook():
     readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 120
     notebooks = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert notebooks and [name for name in notebooks if name not in readme] == []

@@ -158,10 +158,10 @@ def _dotted(node) -> list[str]:
 
 
 def page() -> str:
-    """Return all tables as one Markdown page, the text of notebooks/old_names.md."""
+    """Return all tables as one Markdown page, the text of notebooks/pages/old_names.md."""
     parts = [
         "# Old names, new names\n\nThe names of TVM 0.5 to 0.19 that `tvmclassic` serves, and what "
-        "replaces each today. Lesson [22](22_running_old_scripts.ipynb) shows how to use it. `relax` is "
+        "replaces each today. Lesson [22](../22_running_old_scripts.ipynb) shows how to use it. `relax` is "
         "short for `tvm.relax` and `tn` for `tvmnotes`, and `lib` is the result of `relay.build` or "
         "`tn.build`.\n"
     ]

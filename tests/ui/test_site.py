@@ -106,7 +106,7 @@ def test_a_lesson_is_one_click_from_the_start(site: Site, page: sync_api.Page, w
         page.wait_for_url(site.url + name)
 
 
-@pytest.mark.parametrize("start", ["solutions/00_start_here.html", "glossary.html", "teaching.html"])
+@pytest.mark.parametrize("start", ["solutions/00_start_here.html", "pages/glossary.html", "teaching.html"])
 def test_a_lesson_is_two_clicks_from_any_page(site: Site, page: sync_api.Page, start: str):
     for name in LESSONS:
         page.goto(site.url + start)
