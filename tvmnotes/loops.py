@@ -106,8 +106,8 @@ class _Walk:
     def source(self, expr: Any) -> str:
         """Return an index or a condition as Python, in which `e` is a context."""
         kind = type(expr).__name__
-        if kind in ("int", "IntImm"):
-            return str(int(getattr(expr, "value", expr)))
+        if kind in ("int", "IntImm", "FloatImm"):
+            return str(getattr(expr, "value", expr))
         if kind == "Var" and expr in self.variables:
             value = self.variables[expr]
             return value if isinstance(value, str) else self.source(value)
@@ -226,10 +226,11 @@ class _Walk:
 
         def serial(contexts: list[list]) -> None:
             self.entries += 1
+            entry = self.entries
             ranges = [(e, low(e), count(e)) for e in contexts]
             for i in range(max(n for _, _, n in ranges)):
                 for e, first, _ in ranges:
-                    e[slot : slot + 2] = first + i, self.entries
+                    e[slot : slot + 2] = first + i, entry
                 run([e for e, _, n in ranges if i < n])
 
         def together(contexts: list[list]) -> None:
