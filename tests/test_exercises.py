@@ -170,6 +170,34 @@ def all_cores(schedule):
         schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:3]))
 
 
+def by_columns(least):
+    """Read the columns of the second operand for the length of the sums."""
+    second = wildcard()
+
+    def check(context):
+        return int(context.annotated_expr["second"].ty.shape[-1]) >= least
+
+    return [("blas.matmul", is_op("relax.matmul")(wildcard(), second), {"second": second}, check)]
+
+
+def one_kernel(functions, options, constant_names):
+    """Take each region for a SiLU."""
+    for function in functions:
+
+        def silu(*tensors):
+            tensors = list(map(torch.from_dlpack, tensors))
+            tensors[-1].copy_(nn.functional.silu(tensors[0]))
+
+        tvm.register_global_func(function.attrs["global_symbol"], silu, override=True)
+    return []
+
+
+def short_first(mod):
+    linear = is_op("relax.add")(is_op("relax.matmul")(wildcard(), wildcard()), wildcard())
+    entries = [("exercise.linear", linear), ("exercise.linear_relu", is_op("relax.nn.relu")(linear))]
+    return relax.transform.FuseOpsByPattern(entries)(mod)
+
+
 CALLS = {"original": np.ones((1, 3)), "compiled": np.ones((1, 3)), "loaded": np.full((1, 3), 1 + 1e-6)}
 FAILS = dict.fromkeys(("the kernel crashes", "the kernel hangs"), "the trial fails")
 FAILS["the kernel computes a wrong result"] = "the trial fails"
@@ -220,6 +248,9 @@ WRONG = {  # an answer, and words of the message
     "12.1": (shared_out, "on 2 servers"),
     "12.2": (13, "whole batches of 8"),
     "12.3": (FAILS | {"a server is killed": "the trial fails"}, "what happens when a server is killed"),
+    "13.1": (by_columns, "of (8, 63) and (63, 256), least 64: expected 0, got 1"),
+    "13.2": (one_kernel, "the result of one gate"),
+    "13.3": (short_first, "with a constant bias and a ReLU"),
     "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
     "15.2": ("import numpy", "one that depends on the network"),
     "16.1": (extracted, "files outside of the folder"),

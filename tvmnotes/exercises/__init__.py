@@ -26,6 +26,7 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_10,
     lesson_11,
     lesson_12,
+    lesson_13,
     lesson_15,
     lesson_16,
     lesson_17,
