@@ -15,8 +15,9 @@ import pytest
 import torch
 import tvm
 from torch import nn
-from tvm import relax, te
-from tvm.relax.dpl import is_op, wildcard
+from tvm import relax, te, tirx
+from tvm.relax.dpl import is_op, rewrite_call, wildcard
+from tvm.s_tir import Schedule
 
 import tvmnotes as tn
 from tvmfast.core import data
@@ -64,6 +65,30 @@ class Twice:
 
     def run_after_pass(self, mod, info):
         self.runs[info.name] += 1
+
+
+def any_gate(mod):
+    """Take x * sigmoid(y) for SiLU too."""
+    x, y = wildcard(), wildcard()
+    pattern = is_op("relax.multiply")(x, is_op("relax.sigmoid")(y))
+    mod = mod.clone()
+    mod["main"] = rewrite_call(pattern, lambda call, found: relax.op.nn.silu(found[x]), mod["main"])
+    return mod
+
+
+@tvm.instrument.pass_instrument
+class NamesTheLast:
+    def __init__(self, x):
+        self.culprit = None
+
+    def run_after_pass(self, mod, info):
+        self.culprit = info.name
+
+
+def by_text(mod):
+    """Look for a word in the printed kernels."""
+    kernels = ((name.name_hint, f) for name, f in mod.functions_items() if isinstance(f, tirx.PrimFunc))
+    return {name for name, kernel in kernels if "parallel" not in kernel.script()}
 
 
 def plain_convolution(vectorized):
@@ -171,6 +196,9 @@ WRONG = {  # an answer, and words of the message
     "04.1": (16, "fewer than before fusing"),
     "04.2": (Twice, "the counts in runs"),
     "04.3": (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), "with both the convolution and the ReLU: expected none"),
+    "05.1": (lambda mod: mod, "the calls of permute_dims in a pair that swaps and swaps back: expected 0, got 2"),
+    "05.2": (any_gate, "x * sigmoid(y)"),
+    "05.3": (NamesTheLast, "culprit, where the passes are all right: expected None"),
     "06.1": (lambda pixels, registers: max(0, pixels - registers), "28 pixels with 16 registers"),
     "06.2": (
         lambda x, w, b: (w.reshape(64, 256) @ x.reshape(256, -1) + b[:, None]).reshape(1, 64, 56, 56),
@@ -180,6 +208,9 @@ WRONG = {  # an answer, and words of the message
     "07.1": (lambda tile: 9 * tile**2 / (tile + 2) ** 2, "the transforms included"),
     "07.2": (lambda net, x: np.maximum(x, 0), "result for 64 channels"),
     "07.3": ({"direct": (3e-6, 3e-6), "Winograd": (4e-6, 4e-6)}, "error of Winograd has grown"),
+    "08.1": (by_text, "the kernels without a parallel loop"),
+    "08.2": (Schedule, "the parallel loops of 16 channels on 10 by 10 pixels with stride 1: expected 1, got 0"),
+    "08.3": (Schedule, "answer(…) of a pooling: expected None"),
     "09.1": (lambda frame: dict.fromkeys(("conv2d", "depthwise"), 1.0), "FLOP/byte of conv2d"),
     "09.2": ({0: 170, 1: 41, 2: 41}, "calls at level 2: expected fewer"),
     "09.3": (profile(scheduled=False), "expected schedule among them"),
