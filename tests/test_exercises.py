@@ -248,7 +248,7 @@ WRONG = {  # an answer, and words of the message
     "12.1": (shared_out, "on 2 servers"),
     "12.2": (13, "whole batches of 8"),
     "12.3": (FAILS | {"a server is killed": "the trial fails"}, "what happens when a server is killed"),
-    "13.1": (by_columns, "of (8, 63) and (63, 256), least 64: expected 0, got 1"),
+    "13.1": (by_columns, "of (8, 64) and (64, 4), least 64: expected 1, got 0"),
     "13.2": (one_kernel, "the result of one gate"),
     "13.3": (short_first, "with a constant bias and a ReLU"),
     "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),

@@ -33,6 +33,17 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "sch.decompose_reduction(": 2,
         "tvm.transform.Sequential(": 2,
     },
+    "13_libraries": {
+        "FuseOpsByPattern(": 2,
+        "MergeCompositeFunctions(": 2,
+        "RunCodegen(": 3,
+        "has_leaking_intermediate_variables(": 1,
+        '@tvm_ffi.register_global_func("relax.ext.': 2,
+        "CSourceModuleCreate(": 1,
+        "relax.call_dps_packed(": 2,
+        "rewrite_call(": 1,
+        "torch.from_dlpack": 3,
+    },
 }
 NO_BUILD = {"05_write_relax": [], "08_fast_in_plain_tvm": ["all"]}  # the cells that call tn.build, to compare with it
 
