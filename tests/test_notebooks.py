@@ -205,10 +205,10 @@ def test_a_route_teaches_what_a_lesson_needs_before_it(route):
 
 
 def test_a_route_without_what_a_lesson_needs_is_found():
-    assert missing(["00", "01", "10"]) == [("10", "lesson 06"), ("10", "part 9")]
-    assert missing(["00", "01", "20"]) == [("20", "lesson 09"), ("20", "part 11")]
-    assert missing(["00", "01", "09, sections 1 and 2", "18, sections 5 to 9"]) == [("18, sections 5 to 9", "part 20")]
-    assert missing(["00", "01", "09, sections 3 to 8"]) == [("09, sections 3 to 8", f"part {n}") for n in (9, 11)]
+    assert missing(["00", "01", "10"]) == [("10", "lesson 06"), ("10", "part 11")]
+    assert missing(["00", "01", "20"]) == [("20", "lesson 09"), ("20", "part 13")]
+    assert missing(["00", "01", "09, sections 1 and 2", "18, sections 5 to 9"]) == [("18, sections 5 to 9", "part 22")]
+    assert missing(["00", "01", "09, sections 3 to 8"]) == [("09, sections 3 to 8", f"part {n}") for n in (11, 13)]
 
 
 @pytest.mark.parametrize("route", lessons.ROUTES)
