@@ -17,6 +17,7 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_00,
     lesson_01,
     lesson_02,
+    lesson_03,
     lesson_04,
     lesson_05,
     lesson_06,
