@@ -154,12 +154,12 @@ def gates(answer):
         "output of the region into its buffer: the last arguments, in order."
     )
     rng = np.random.default_rng(0)
-    raised = []  # TVM hands on another error
+    raised: list[Exception] = []
 
     def back_end(*arguments):
         try:
             return answer(*arguments)
-        except Exception as error:
+        except Exception as error:  # TVM would hand on another one
             raised.append(error)
             raise
 
@@ -170,10 +170,8 @@ def gates(answer):
             arrays = [rng.standard_normal(shape, dtype="float32") for shape in shapes]
             for got, wanted in zip(_run(_gates(mod), arrays), _run(mod, arrays), strict=True):
                 agree(got, wanted, f"the result of {what}", do)
-    except Exception:
-        if raised:
-            raise raised[0] from None
-        raise
+    except Exception as error:
+        raise raised[0] if raised else error from None
     finally:
         tvm_ffi.remove_global_func("relax.ext.gates")
 
