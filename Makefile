@@ -1,7 +1,7 @@
 # Every target first brings its own environment, .venv, up to date. `make help` lists the targets.
 
 # The Python that environments are made with. Without PYTHON=… it is the first of PYTHONS that runs and can make one, else
-# one that uv brings. MXNet, which lesson 07 imports, runs on x86-64 Linux with 3.10 and 3.11 only: 3.11 comes first there.
+# one that uv brings. MXNet, which lesson 21 imports, runs on x86-64 Linux with 3.10 and 3.11 only: 3.11 comes first there.
 PYTHONS := $(shell uname -sm | grep -q '^Linux x86_64' && echo python3.11) \
   python3.14 python3.13 python3.12 python3.11 python3.10
 PYTHON ?= $(shell for python in $(PYTHONS); do \
@@ -72,7 +72,7 @@ if free < needed:
 print("Making $(VENV) with Python %s: %s to download, %s on disk, a few minutes." % (here, download, disk))
 if sys.version_info[:2] > (3, 11) or (system, processor) != ("Linux", "x86_64"):
     print("MXNet and GluonCV need Python 3.10 or 3.11 on x86-64 Linux, so they are left out here; "
-          "notebook 07 says what it does without.")
+          "notebook 21 says what it does without.")
 endef
 define NO_PYTHON
 tvmnotes needs Python 3.10 to 3.14 with its module venv, and finds none. It is installed by
@@ -101,8 +101,16 @@ SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(O
   wheels lock lint bench clean smoke-arm
 .DEFAULT_GOAL := help
 
-help:  ## List the targets
+help:  ## List the targets, and the commands of python, which is .venv/bin/python
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ' *## ' '/^# python -m .*## / { printf "%s\n            %s\n", substr($$1, 3), $$2 }' $(MAKEFILE_LIST)
+# python -m tvmnotes doctor       ## Show what this machine is, and check that TVM compiles and runs
+# python -m tvmnotes check FOLDER ## List who passed which exercise, from notebooks that people handed in
+# python -m tvmnotes write "def " ## Continue a text with the small language model of data/lm/
+# python -m tvmfast bench NAMES   ## Time networks against PyTorch and ONNX Runtime; engine/README.md has more
+# python -m tvmfast tune NAME     ## Search for faster configs of a network's kernels
+# python -m tvmclassic SCRIPT     ## Run a script of TVM's old API
+# python -m tools.ranges FOLDER   ## Compare the times in executed lessons with those of known machines
 
 # What readers need; and the same with what tests need, on top of it where it is there.
 $(READER): $(PROJECTS) $(LOCK)
@@ -121,8 +129,11 @@ $(SITE_READY): pyproject.toml
 	$(SITE_PIP) --group site
 	@touch $@
 
+# tools/jupyter has JupyterLab's settings: it asks nobody about news, and gives the side bar's width to names.
 lab: $(READER)  ## Open the course in JupyterLab on 127.0.0.1
-	$(BIN)/jupyter lab --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks
+	JUPYTER_CONFIG_PATH="$(CURDIR)/tools/jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" $(BIN)/jupyter lab \
+	  --ip 127.0.0.1 --port $(PORT) $(LAB_ARGS) --notebook-dir notebooks \
+	  --LabApp.default_url=/lab/tree/00_start_here.ipynb
 
 test: $(READY)  ## Run the packages' tests and, under nbval, the notebooks
 	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)

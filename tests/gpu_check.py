@@ -1,4 +1,4 @@
-"""What only a GPU can show, in one run of a few minutes: correctness, the table of note E, speed, and lesson 10.
+"""What only a GPU can show, in one run of a few minutes: correctness, the table of note E, speed, and lesson 17.
 
     python tests/gpu_check.py --out results                     # on a machine with a GPU
     python tests/gpu_check.py --out results --parts speed,table --names resnet18,ssd_512
@@ -675,7 +675,7 @@ def pytest_runtest_logreport(report):
 
 
 def lesson(options, out: Path, seconds: float) -> dict:
-    """Execute lesson 10, and write it with its outputs."""
+    """Execute lesson 17, and write it with its outputs."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -688,7 +688,7 @@ def lesson(options, out: Path, seconds: float) -> dict:
             write_params(cache / "mxnet" / f"{name}-seeded-0000.params", zoo_params(Path(options.zoo), name))
     os.environ |= {"TVMNOTES_CACHE": str(cache), "TVMNOTES_OFFLINE": "1", "TQDM_DISABLE": "1"}
     os.environ["PYTHONPATH"] = python_path()
-    file = ROOT / "notebooks/10_gpu.ipynb"
+    file = ROOT / "notebooks/17_gpu.ipynb"
     notebook, started = nbformat.read(file, 4), time.perf_counter()
     client = NotebookClient(notebook, timeout=max(30, int(seconds)), kernel_name="python3", record_timing=False,
                             resources={"metadata": {"path": str(file.parent)}})  # fmt: skip
@@ -698,7 +698,7 @@ def lesson(options, out: Path, seconds: float) -> dict:
     except Exception as error:
         found["failed"] = str(error)[-1500:]
     found["seconds"] = time.perf_counter() - started
-    nbformat.write(notebook, out / "10_gpu.ipynb")
+    nbformat.write(notebook, out / "17_gpu.ipynb")
     texts = []
     for cell in notebook.cells[-12:]:
         for output in cell.get("outputs", []):
@@ -826,7 +826,7 @@ def run(options, parts: list[str], out: Path) -> None:
             say(table(name, found["cases"][name]))
             keep()
     if "lesson" in parts and not options.dry:
-        say("lesson 10")
+        say("lesson 17")
         found["lesson"] = lesson(options, out, left())
         keep()
         print(json.dumps(found["lesson"], indent=1)[-4000:], flush=True)

@@ -66,7 +66,7 @@ class Twice:
 
 
 def plain_convolution(vectorized):
-    """Step 1 of lesson 04, whose innermost loop is a sum."""
+    """Step 1 of lesson 06, whose innermost loop is a sum."""
     data = te.placeholder((1, 64, 56, 56), name="data")
     kernel = te.placeholder((64, 64, 3, 3), name="kernel")
     shift = te.placeholder((64,), name="shift")
@@ -139,52 +139,52 @@ WRONG = {  # an answer, and words of the message
     "02.1": (lambda x: np.ones((1, 1000), "float32"), "scores for the picture coffee"),
     "02.2": (LARGEST[::-1], "none larger than the one before"),
     "02.3": (lambda file, shapes: None, "an input name that does not exist"),
-    "03.1": (16, "fewer than before fusing"),
-    "03.2": (Twice, "the counts in runs"),
-    "03.3": (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), "with both the convolution and the ReLU: expected none"),
-    "04.1": (lambda pixels, registers: max(0, pixels - registers), "28 pixels with 16 registers"),
-    "04.2": (
+    "04.1": (16, "fewer than before fusing"),
+    "04.2": (Twice, "the counts in runs"),
+    "04.3": (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), "with both the convolution and the ReLU: expected none"),
+    "06.1": (lambda pixels, registers: max(0, pixels - registers), "28 pixels with 16 registers"),
+    "06.2": (
         lambda x, w, b: (w.reshape(64, 256) @ x.reshape(256, -1) + b[:, None]).reshape(1, 64, 56, 56),
         "apply the ReLU",
     ),
-    "04.3": (plain_convolution, "packed ones"),
-    "04b.1": (lambda tile: 9 * tile**2 / (tile + 2) ** 2, "the transforms included"),
-    "04b.2": (lambda net, x: np.maximum(x, 0), "result for 64 channels"),
-    "04b.3": ({"direct": (3e-6, 3e-6), "Winograd": (4e-6, 4e-6)}, "error of Winograd has grown"),
-    "05.1": ([32] * 9, "average number of trials: expected fewer than 32"),
-    "05.2": ({"target", "weights"}, "only what a record depends on"),
-    "05.3": ({"a": 0.9, "b": 1.2, "c": 1.0}, "the largest ratio: expected 1 or less, got 1.2"),
-    "05b.1": (lambda space: space[::2], "with tile_oh or tile_ic: expected none"),
-    "05b.2": (lambda scores, speeds: np.corrcoef(scores, speeds)[0, 1], "two lists in the same order"),
-    "06.1": (lambda frame: dict.fromkeys(("conv2d", "depthwise"), 1.0), "FLOP/byte of conv2d"),
-    "06.2": ({0: 170, 1: 41, 2: 41}, "calls at level 2: expected fewer"),
-    "06.3": (profile(scheduled=False), "expected schedule among them"),
-    "07.1": (np.random.default_rng(0).standard_normal((360, 64)), "nearest other picture"),
-    "07.2": (lambda params: "an error", "a short file"),
-    "08.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
-    "08.2": ("import numpy", "one that depends on the network"),
-    "08b.1": (extracted, "files outside of the folder"),
-    "08b.2": ((np.ones((1, 10)), np.ones((1, 10))), "the digit that the server reads"),
-    "09.1": (shared_out, "on 2 servers"),
-    "09.2": (13, "whole batches of 8"),
-    "09.3": (FAILS | {"a server is killed": "the trial fails"}, "what happens when a server is killed"),
-    "10.1": (lambda pictures, pixels, channels: pictures * pixels * channels // 256, "blocks for 1 pictures"),
-    "10.2": ({"squeezenet1_1": 18, "inception_v3": 75, "resnet50": 52}, "squeezenet1_1 after the merge"),
-    "10.3": (MERGED[::-1], "convolutions of the first graph: expected 2, got 1"),
-    "11.1": (["matmul", "permute_dims"], "the last call"),
-    "11.2": (layer(bias_added=False), "the result: expected a difference"),
-    "11.3": (lambda x: np.ones((36, 10), "float32"), "scores of 36 pictures"),
-    "12.1": (CALLS, "differ after loading"),
-    "12.2": (lambda labels: torch.mode(labels, dim=1).values, "no aten.mode"),
-    "12.3": (
+    "06.3": (plain_convolution, "packed ones"),
+    "07.1": (lambda tile: 9 * tile**2 / (tile + 2) ** 2, "the transforms included"),
+    "07.2": (lambda net, x: np.maximum(x, 0), "result for 64 channels"),
+    "07.3": ({"direct": (3e-6, 3e-6), "Winograd": (4e-6, 4e-6)}, "error of Winograd has grown"),
+    "09.1": (lambda frame: dict.fromkeys(("conv2d", "depthwise"), 1.0), "FLOP/byte of conv2d"),
+    "09.2": ({0: 170, 1: 41, 2: 41}, "calls at level 2: expected fewer"),
+    "09.3": (profile(scheduled=False), "expected schedule among them"),
+    "10.1": ([32] * 9, "average number of trials: expected fewer than 32"),
+    "10.2": ({"target", "weights"}, "only what a record depends on"),
+    "10.3": ({"a": 0.9, "b": 1.2, "c": 1.0}, "the largest ratio: expected 1 or less, got 1.2"),
+    "11.1": (lambda space: space[::2], "with tile_oh or tile_ic: expected none"),
+    "11.2": (lambda scores, speeds: np.corrcoef(scores, speeds)[0, 1], "two lists in the same order"),
+    "12.1": (shared_out, "on 2 servers"),
+    "12.2": (13, "whole batches of 8"),
+    "12.3": (FAILS | {"a server is killed": "the trial fails"}, "what happens when a server is killed"),
+    "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
+    "15.2": ("import numpy", "one that depends on the network"),
+    "16.1": (extracted, "files outside of the folder"),
+    "16.2": ((np.ones((1, 10)), np.ones((1, 10))), "the digit that the server reads"),
+    "17.1": (lambda pictures, pixels, channels: pictures * pixels * channels // 256, "blocks for 1 pictures"),
+    "17.2": ({"squeezenet1_1": 18, "inception_v3": 75, "resnet50": 52}, "squeezenet1_1 after the merge"),
+    "17.3": (MERGED[::-1], "convolutions of the first graph: expected 2, got 1"),
+    "18.1": (lambda logits, temperature: np.exp(logits) / np.exp(logits).sum(), "at temperature 0.5"),
+    "18.2": (in_one_session, "the tokens of the first text"),
+    "18.3": (SimpleNamespace(state=[SimpleNamespace(shape=(4, 1, 2, 256, 32))] * 2), "two caches: expected [512, 512]"),
+    "20.1": (CALLS, "differ after loading"),
+    "20.2": (lambda labels: torch.mode(labels, dim=1).values, "no aten.mode"),
+    "20.3": (
         lambda results, expected: next(
             (n for n, (a, b) in enumerate(zip(results, expected, strict=True)) if abs(a - b).max() > 1e-4), None
         ),
         "where all differ by rounding",
     ),
-    "13.1": (lambda logits, temperature: np.exp(logits) / np.exp(logits).sum(), "at temperature 0.5"),
-    "13.2": (in_one_session, "the tokens of the first text"),
-    "13.3": (SimpleNamespace(state=[SimpleNamespace(shape=(4, 1, 2, 256, 32))] * 2), "two caches: expected [512, 512]"),
+    "21.1": (np.random.default_rng(0).standard_normal((360, 64)), "nearest other picture"),
+    "21.2": (lambda params: "an error", "a short file"),
+    "22.1": (["matmul", "permute_dims"], "the last call"),
+    "22.2": (layer(bias_added=False), "the result: expected a difference"),
+    "22.3": (lambda x: np.ones((36, 10), "float32"), "scores of 36 pictures"),
     "capstone.1": (
         lambda channels, size, flops, bandwidth: 18 * channels * size**2 / flops,
         "144 channels at 500 GFLOP/s",
@@ -213,20 +213,20 @@ def greedy(seconds, servers):
 RIGHT = {  # of lessons whose answers `make test` does not run
     "00.3": 1.02,
     "02.2": LARGEST,
-    "05.1": [25, 9, 17, 8, 8, 8],
-    "05.2": {"target", "batch size", "channels"},
-    "05.3": {"a": 0.9, "b": 0.8, "c": 1.0},
-    "06.2": {0: 170, 1: 41, 2: 23},
-    "06.3": profile(scheduled=True),
-    "08.2": "load",
-    "09.1": greedy,
-    "09.2": 16,
-    "09.3": FAILS,
-    "10.1": blocks,
-    "10.2": {"squeezenet1_1": 26, "inception_v3": 75, "resnet50": 52},
-    "10.3": MERGED,
-    "11.1": ["relax.permute_dims", "relax.matmul"],
-    "11.2": layer(bias_added=True),
+    "09.2": {0: 170, 1: 41, 2: 23},
+    "09.3": profile(scheduled=True),
+    "10.1": [25, 9, 17, 8, 8, 8],
+    "10.2": {"target", "batch size", "channels"},
+    "10.3": {"a": 0.9, "b": 0.8, "c": 1.0},
+    "12.1": greedy,
+    "12.2": 16,
+    "12.3": FAILS,
+    "15.2": "load",
+    "17.1": blocks,
+    "17.2": {"squeezenet1_1": 26, "inception_v3": 75, "resnet50": 52},
+    "17.3": MERGED,
+    "22.1": ["relax.permute_dims", "relax.matmul"],
+    "22.2": layer(bias_added=True),
 }
 
 
@@ -236,9 +236,9 @@ def test_a_right_answer_is_right(number):
 
 
 def test_an_answer_that_fails_is_wrong_and_says_how():
-    assert verdict("04.1", lambda pixels: 0).startswith("wrong. The answer raised TypeError: ")
-    with pytest.raises(ValueError, match="no exercise '04.9'; expected a lesson and a number, such as 04.1, 04.2"):
-        verdict("04.9", 1)
+    assert verdict("06.1", lambda pixels: 0).startswith("wrong. The answer raised TypeError: ")
+    with pytest.raises(ValueError, match="no exercise '06.9'; expected a lesson and a number, such as 06.1, 06.2"):
+        verdict("06.9", 1)
 
 
 # ---------------------------------------------------------------- hints, solutions, progress
@@ -246,25 +246,25 @@ def test_an_answer_that_fails_is_wrong_and_says_how():
 
 def test_check_prints_the_verdict_and_progress_counts_what_is_solved(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    tn.check("08.2", "load")
-    tn.check("08.2", "first run")
-    assert capsys.readouterr().out.splitlines()[0] == "08.2: right"
+    tn.check("15.2", "load")
+    tn.check("15.2", "first run")
+    assert capsys.readouterr().out.splitlines()[0] == "15.2: right"
     table = tn.progress()
-    assert table.solved == {"08.2"} and f"1 of {len(EXERCISES)} exercises" in str(table)
-    row = table.frame().set_index("lesson").loc["08_deploy"]
-    assert (row["solved"], row["of"], row["open"]) == (1, 2, "08.1 ★★")
+    assert table.solved == {"15.2"} and f"1 of {len(EXERCISES)} exercises" in str(table)
+    row = table.frame().set_index("lesson").loc["15_deploy"]
+    assert (row["solved"], row["of"], row["open"]) == (1, 2, "15.1 ★★")
 
 
 def test_the_answers_themselves_count_for_nobody(monkeypatch):
     monkeypatch.chdir(NOTEBOOKS / "solutions")
-    assert verdict("08.2", "load") == "right"
+    assert verdict("15.2", "load") == "right"
     assert not tn.progress().solved
 
 
 def test_a_cache_that_cannot_be_written_changes_no_verdict(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "file"))
-    assert verdict("08.2", "load").startswith("right; this was not noted: the cache ")
+    assert verdict("15.2", "load").startswith("right; this was not noted: the cache ")
     assert data.cache().is_file() and not tn.progress().solved
 
 
@@ -282,17 +282,17 @@ def test_each_exercise_has_two_hints_that_grow_and_no_third(capsys):
 @pytest.mark.parametrize("folder", ["", "solutions", ".."])
 def test_a_solution_is_found_from_the_lesson_from_the_answers_and_from_elsewhere(folder, capsys, monkeypatch):
     monkeypatch.chdir(NOTEBOOKS / folder)
-    tn.solution("04.1")
+    tn.solution("06.1")
     shown = capsys.readouterr().out
     assert shown.startswith("## 1. A tile for AVX2") and "def compile_tile(pixels)" in shown
-    assert 'check("04.1"' in shown and 'check("04.2"' not in shown and "## 2. " not in shown
+    assert 'check("06.1"' in shown and 'check("06.2"' not in shown and "## 2. " not in shown
 
 
 def test_a_missing_notebook_of_solutions_is_named(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lessons, "ROOT", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no solutions/04_conv2d_by_hand.ipynb: looked in .*solutions"):
-        tn.solution("04.1")
+    with pytest.raises(FileNotFoundError, match=r"no solutions/06_conv2d_by_hand.ipynb: looked in .*solutions"):
+        tn.solution("06.1")
 
 
 def test_the_course_layer_loads_no_torch_and_no_tvm(python):

@@ -1,169 +1,157 @@
-"""What notebook 06 claims, asserted; see test_notebooks_00_to_04.py. Only counts are asserted, no times.
+"""What lessons 06, 07 and the capstone claim, asserted on the names that their cells define. No time is asserted."""
 
-The builds are for CPUs that need not be this one, so that the counts are the same everywhere. They have no machine
-code: only what is known of the kernels before LLVM compiles them is read.
-"""
-
-import ast
-import json
-from collections import Counter
+import re
 from pathlib import Path
 
 import nbformat
-import pandas as pd
+import numpy as np
 import pytest
+import tvm
+from agreement import close, reference
 
 import tvmnotes as tn
-from tvmfast.compiler import codegen
-from tvmfast.runtime.compiled import Compiled
-from tvmnotes import peak
+from tvmfast.compiler.schedule.rules import winograd
+from tvmnotes import lessons
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "06_profiling.ipynb"
-TARGETS = {
-    mcpu: {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu} for mcpu in ("skylake-avx512", "haswell")
-}
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+TIMED = ("tn.compare(", "tn.plots.")
+STEPS = ["1 plain loops", "2 all cores", "3 order and vectors", "4 layout", "5 register tile", "6 bias and ReLU inside"]
 
 
-def build(*args, **options):
-    """As `tn.build`, but without machine code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codegen, "executable", lambda *_, **__: None)
-        patch.setattr(Compiled, "_start", lambda *_: None)
-        return tn.build(*args, **options)
-
-
-def calls(lib):
-    return Counter(node["kernel"] for node in lib.graph["nodes"] if node["kernel"] in lib.graph["kernels"])
-
-
-def total(lib, *what, where=lambda cost: True):
-    """What a run does in all, of kernels that are so."""
-    costs = lib.graph["costs"]
-    return sum(n * costs[name][each] for name, n in calls(lib).items() if where(costs[name]) for each in what)
-
-
-def convolves(cost):
-    return any("conv2d" in name for name in cost["operators"])
+def run(name: str) -> dict:
+    """Run a lesson's cells without those that time or draw, and return the names that they define."""
+    names: dict = {}
+    for cell in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells:
+        timed = any(call in cell.source for call in TIMED) and "def measure" not in cell.source
+        if cell.cell_type == "code" and not timed:
+            exec(re.sub(r"^measure\(.*\)$", "", cell.source, flags=re.M), names)
+    return names
 
 
 @pytest.fixture(scope="module")
-def resnet18():
-    net = tn.models.load("resnet18")
-    return tn.from_pytorch(net, {"input0": net.input_shape})
+def by_hand():
+    names = run("06_conv2d_by_hand")
+    names["exact"] = reference(names["net"], names["x"])
+    return names
 
 
 @pytest.fixture(scope="module")
-def plain(resnet18):
-    return build(*resnet18, opt_level=0)
+def package():
+    return run("07_tensor_expressions")
 
 
-@pytest.fixture(scope="module", params=["skylake-avx512", pytest.param("haswell", marks=pytest.mark.full)])
-def fast(request, resnet18):
-    """ResNet-18 without tuning records, and with them."""
-    target = TARGETS[request.param]
-    return build(*resnet18, target=target, records=False), build(*resnet18, target=target)
+def result(package, name):
+    return package["result"](package["conv"], package["steps"][name])
 
 
-def test_the_plain_builds_convolutions_have_nearly_all_operations(plain):
-    assert plain.graph["costs"]["conv2d1"]["flops"] == 2 * 56 * 56 * 64 * 64 * 3 * 3
-    assert calls(plain)["conv2d1"] == 4
-    assert total(plain, "flops", where=convolves) > 0.99 * total(plain, "flops")
-    assert all(len(cost["operators"]) == 1 for cost in plain.graph["costs"].values())
+def test_every_step_runs_and_gives_pytorchs_results(by_hand):
+    assert list(by_hand["steps"]) == STEPS
+    for kernel in ("parallel_kernel", "vector_kernel"):
+        hold(by_hand, kernel, by_hand["plain_arguments"], by_hand["exact"])
+    for kernel in ("layout_kernel", "tile_kernel", "fused_kernel"):
+        hold(by_hand, kernel, by_hand["arguments"], in_blocks(by_hand))
 
 
-def test_a_fast_build_has_fewer_kernels_and_about_half_of_the_operations(plain, fast):
-    for lib in fast:
-        assert calls(lib).total() < calls(plain).total() / 5 and len(calls(lib)) < len(calls(plain)) / 2
-        assert 0.4 < total(lib, "flops") / total(plain, "flops") < 0.7
-        assert total(lib, "reads", "writes") < total(plain, "reads", "writes")
+@pytest.mark.parametrize(("pixels", "vectors"), [(7, 2), (4, 1), (14, 4)])
+def test_any_tile_gives_pytorchs_results(by_hand, pixels, vectors):
+    by_hand["any_kernel"] = tvm.compile(by_hand["any_tile"](pixels, vectors).mod, target=by_hand["target"])
+    hold(by_hand, "any_kernel", by_hand["arguments"], in_blocks(by_hand))
 
 
-def test_records_change_schedules_and_not_kernels(fast):
-    untuned, tuned = fast
-    assert calls(untuned) == calls(tuned)
-    assert not untuned.kernels.equals(tuned.kernels) and "shipped records" in tuned.tuned
+def in_blocks(names):
+    """What is wanted, in the layout of blocks."""
+    exact = names["exact"]
+    return exact._replace(values=[names["to_blocks"](exact.values[0])])
 
 
-@pytest.mark.full
-def test_fusing_saves_calls_and_bytes_and_leaves_the_convolutions(resnet18, plain):
-    levels = [plain, *(build(*resnet18, opt_level=level) for level in (1, 2))]
-    for less, more in zip(levels[1:], levels[:-1], strict=True):
-        assert calls(less).total() < calls(more).total()
-        assert total(less, "reads", "writes") < total(more, "reads", "writes")
-    for lib in levels:
-        extra = total(lib, "flops", where=convolves) / total(plain, "flops", where=convolves)
-        assert 1 <= extra < 1.01
+def hold(names, kernel, arguments, wanted):
+    """A kernel, run into a result full of NaN, computes what is wanted."""
+    empty = tvm.runtime.tensor(np.full_like(wanted.values[0], np.nan, "float32"))
+    names[kernel](*arguments[:-1], empty)
+    close(empty.numpy(), wanted)
 
 
-def test_memory_is_shared_and_winograds_weights_are_larger(plain, fast):
-    def held(lib):
-        return sum(param.numpy().nbytes for param in lib.params.values())
-
-    slow, quick = plain.graph["memory"], fast[0].graph["memory"]
-    for lib, plan in ((plain, slow), (fast[0], quick)):
-        alive = tn.profiling.alive(lib)
-        assert 0 < max(alive) <= 1.01 * plan["peak"], "a view counts as a value"
-        assert max(alive) == max(alive[: len(alive) // 4]) > 1.5 * max(alive[len(alive) // 2 :])
-        assert plan["peak"] <= sum(plan["buffers"]) < plan["unshared"]
-    assert quick["unshared"] < slow["unshared"] and quick["peak"] < slow["peak"]
-    assert held(fast[0]) > held(plain) > 5 * quick["peak"]
+def test_a_copied_schedule_leaves_the_first_as_it_was(by_hand):
+    text = by_hand["tiled"].mod.script()
+    assert not re.search(r"T\.(parallel|vectorized|unroll)\(", text) and "conv_update" not in text
 
 
-@pytest.mark.full
-def test_depthwise_convolutions_have_few_operations_for_each_byte():
-    net = tn.models.load("mobilenet_v2")
-    lib = build(*tn.from_pytorch(net, {"x": net.input_shape}), target=TARGETS["skylake-avx512"])
-
-    def is_(kind):
-        return lambda cost: cost["operators"][0] == kind
-
-    ordinary, depthwise = (
-        [total(lib, "flops", where=is_(kind)), total(lib, "reads", "writes", where=is_(kind))]
-        for kind in ("conv2d", "depthwise_conv2d")
-    )
-    assert ordinary[0] > 0.9 * total(lib, "flops")
-    assert depthwise[0] / depthwise[1] < ordinary[0] / ordinary[1] / 5
+def test_step_6_is_the_schedule_of_the_package(by_hand, package):
+    kernel = package["compile_kernel"](package["conv"], package["by_hand"])
+    assembly = [compiled.mod.inspect_source("asm") for compiled in (by_hand["fused_kernel"], kernel)]
+    assert instructions(assembly[0]) == instructions(assembly[1])
+    assert package["by_hand"].keys() == package["config"].keys()
 
 
-def test_the_lessons_own_functions_add_up(lib, small, monkeypatch):
-    monkeypatch.setattr(peak, "flops", lambda: 100e9)
-    monkeypatch.setattr(peak, "bandwidth", lambda: 10e9)
-    names = {"pd": pd, "tn": tn}
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        if cell.cell_type == "code" and cell.source.startswith("def "):
-            defined = [part for part in ast.parse(cell.source).body if isinstance(part, ast.FunctionDef)]
-            exec(compile(ast.Module(defined, []), NOTEBOOK.name, "exec"), names)
-    profile = tn.profile(lib, small.x, calls=3)
-    frame = profile.frame()
-    assert names["by_kind"](profile).sum() == pytest.approx(frame["ms"].sum())
-    assert names["by_kind"](profile)["last layer"] > 0
-    assert frame["MFLOP"].sum() == pytest.approx(total(lib, "flops") / 1e6)
-    calls = profile.calls()
-    calls["kind"] = calls["kernel"].map(frame["operators"]).map(names["kind"])
-    bars = tn.plots.timeline(calls).axes[0].patches
-    assert len(bars) == len(calls) and sum(bar.get_width() for bar in bars) == pytest.approx(calls["ms"].sum())
-    limits = {name: 1e3 * kernel.limit for name, kernel in profile.kernels.items()}
-    assert names["at_the_limit"](profile) == pytest.approx(sum(min(limits[name], frame["ms"][name]) for name in limits))
+def instructions(assembly: str) -> list[str]:
+    """Names of instructions, in order: what is left if labels, directives and operands are not read."""
+    return re.findall(r"^\t([a-z]\w*)", assembly, re.M)
 
 
-def test_the_scoreboard_shows_the_bound(tmp_path, monkeypatch):
-    rows = {"tvmnotes, untuned": {"low": 0.013, "median": 0.014, "high": 0.015}}
-    run = {"network": "resnet18", "date": "2026-11-25", "machine": "a machine", "rows": rows}
-    monkeypatch.setattr(tn.plots, "SCOREBOARD", tmp_path / "scoreboard.json")
-    tn.plots.SCOREBOARD.write_text(json.dumps(run))
-    (axes,) = tn.plots.scoreboard("tvmnotes, untuned", line=("bound", 1e-3)).axes
-    line = axes.lines[-1]  # after the caps of the bars
-    assert set(line.get_xdata()) == {1e-3} and axes.get_xlim()[0] < 1e-3
-    assert axes.get_legend().get_texts()[0].get_text() == "bound: 0.001 ms"
+@pytest.mark.skipif("fma" not in tn.env.instruction_sets(), reason="reads x86's names of fused multiply-adds")
+def test_the_inner_loop_is_made_of_multiply_adds_on_registers(by_hand):
+    scalar, packed = (tn.asm.multiply_adds(by_hand[name]) for name in ("parallel_kernel", "vector_kernel"))
+    assert scalar and all(re.match(r"vfmadd\d+ss %xmm", kind) for kind in scalar)
+    assert packed and all(re.match(r"vfmadd\d+ps ", kind) for kind in packed)
+    loop = tn.asm.inner_loop(by_hand["fused_kernel"]).splitlines()
+    accumulators = [line.split()[-1] for line in loop if "vfmadd" in line]
+    assert accumulators and len(accumulators) % by_hand["pixels"] == 0
+    assert len(set(accumulators)) == by_hand["pixels"], "a register for each sum"
+    assert not any("(%rsp)" in line for line in loop), "no sum is loaded or stored"
 
 
-@pytest.mark.full
-def test_tvms_instrument_sees_each_kernel_of_the_digits():
-    names = {}
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        if cell.cell_type == "code" and cell.id in ("time-evaluator", "instrument"):
-            exec(cell.source.replace("print(", "shown = ("), names)
-    spent = names["spent"]
-    assert any("conv2d" in name for name in spent) and "vm.builtin.alloc_tensor" in spent
-    assert set(names["begun"]) == set(spent) and all(seconds >= 0 for seconds in spent.values())
-    assert len(names["shown"].results) == 5
+def test_winograds_kernels_give_pytorchs_results(package):
+    names = [name for name in package["steps"] if name != "PyTorch"]
+    assert names == ["tile of lesson 06", "default tile", "Winograd 2 × 2", "Winograd 4 × 4"]
+    wanted = reference(package["net"], package["x"])
+    for name in names:
+        close(result(package, name), wanted)
+
+
+def test_only_winograds_large_tile_rounds_more_than_the_direct_way(package):
+    direct, small, large = (package["errors"][name] for name in ("default tile", "Winograd 2 × 2", "Winograd 4 × 4"))
+    assert small < 4 * direct
+    assert direct < large < 20 * direct
+    assert large < 1e-5
+
+
+def test_one_dimension_of_winograd_is_the_direct_sum(package):
+    d, g = package["d"], package["g"]
+    m1, m2, m3, m4 = (package[f"m{number}"] for number in range(1, 5))
+    assert (m1 + m2 + m3, m2 - m3 - m4) == (d[:3] @ g, d[1:] @ g)
+
+
+def test_the_package_takes_winograds_method_for_this_convolution(package):
+    conv = package["conv"]
+    assert winograd.best_tile(conv) in (2, 4)
+    assert "winograd" in set(package["lib"].kernels["family"])
+    close(package["lib"](package["x"]), reference(package["net"], package["x"]))
+
+
+def test_the_default_config_serves_all_sizes_of_the_sweep(package):
+    for channels in (16, 128):
+        conv = package["workload"](channels, 28)
+        net, x = package["layer"](conv)
+        config = package["direct"].as_dict(package["direct"].default(conv, package["machine"]))
+        output = package["result"](conv, package["run_tvm"](conv, config, net, x))
+        close(output, reference(net, x))
+
+
+def test_the_capstones_kernels_give_pytorchs_results(capsys):
+    names = run("capstone_faster_kernel")
+    found = dict(re.findall(r"^(.+): difference to PyTorch (.+)$", capsys.readouterr().out, re.M))
+    assert list(found) == list(names["steps"]) == ["plain loops", "mine", "tvmnotes' rule"]
+    assert max(map(float, found.values())) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["06_conv2d_by_hand", "07_tensor_expressions"])
+def test_the_last_line_names_the_next_lessons(name):
+    last = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells[-1].source
+    assert last.splitlines()[-1] == lessons.after(name.partition("_")[0])
+
+
+def test_a_step_of_a_route_is_a_number_and_sections():
+    assert lessons.split("06") == ("06", "")
+    assert lessons.split("09, sections 1 and 2") == ("09", ", sections 1 and 2")
+    assert "07_tensor_expressions.ipynb" in lessons.routes()
+    assert lessons.after("06").startswith("Next: [07]")

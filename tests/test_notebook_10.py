@@ -1,97 +1,143 @@
-"""What notebook 10 claims, asserted; see test_notebooks_00_to_04.py."""
+"""What notebooks 10 and 11 claim, asserted. Times are invented, as no test depends on real ones."""
 
 import math
+import random
+import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
-import torch
+import tvm
 from agreement import close
-from emulated_gpu import TARGET
-from torch import nn
-from tvm import relax
 
 import tvmnotes as tn
-from tvmfast.compiler import combine_parallel
-from tvmfast.compiler.build import bind
-from tvmnotes import tracing
+from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.core.simd import simd_of
+from tvmfast.tuning import trial
+from tvmnotes import records
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "10_gpu.ipynb"
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "11_search.ipynb"
+TUNERS = ("grid", "random", "ga", "xgb")
+LAYER = Convolution((1, 64, 56, 56), (128, 64, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1, True)
+
+
+def task_for(mcpu):
+    target = resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
+    return tn.tuning.Task(LAYER, 1, str(target))
 
 
 @pytest.fixture(scope="module")
-def resnet():
-    net = tn.models.load("resnet18", pretrained=False)
-    return tn.build(*tn.from_pytorch(net, {"input0": (1, 3, 224, 224)}), TARGET)
+def race():
+    """The names of the lesson's race, run by its own code on a table of invented times."""
+    names = {"math": math, "random": random, "np": np, "pd": pd, "tn": tn}
+    names["task"] = task_for("skylake-avx512")
+    names["space"] = names["task"].space
+    names["table"] = np.array([invented_seconds(config) for config in names["space"]])
+    code = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tn.env, "threads", lambda: 2)  # the model sees them
+        for start in ("def replay", "runs = {", "def progress", "taught = "):
+            (source,) = (source for source in code if source.startswith(start))
+            exec(re.sub(r"^(tn\.plots|race\.round).*", "", source, flags=re.M), names)
+    return names
 
 
-@pytest.fixture(scope="module")
-def block():
-    """The lesson's block, made by its own code: folded, and merged."""
-    (source,) = (
-        cell.source
-        for cell in nbformat.read(NOTEBOOK, as_version=4).cells
-        if cell.cell_type == "code" and cell.source.startswith("def branch")
-    )
-    names = {"nn": nn, "torch": torch, "tn": tn, "tracing": tracing, "combine_parallel": combine_parallel}
-    exec(source, names)
-    bound, _ = bind(names["block_mod"], names["block_params"])
-    return bound, names["folded"], combine_parallel.combine_parallel_ops()(names["folded"])
+def invented_seconds(config):
+    """Seconds with one valley: 7 pixels of 2 blocks, of one row, with rows outside, are fastest."""
+    tile = abs(math.log2(config["tile_ow"] / 7)) + abs(math.log2(config["tile_oc"] / 2))
+    order = 0.2 * config.get("tile_oh", 0) + 0.3 * (config["loop_order"] != "rows") + 0.1 * ("tile_ic" in config)
+    return 1e-3 * (1 + tile + order)
 
 
-def test_the_grids_shrink_with_the_images(resnet):
-    blocks, kernels = {}, resnet.kernels
-    for node in resnet.graph["nodes"]:
-        if node["kernel"] in kernels.index and kernels.family[node["kernel"]] == "matmul":
-            (launch,) = kernels.launches[node["kernel"]]
-            blocks[node["makes"][0]["shape"][2]] = math.prod(launch["grid"])
-    assert blocks == {112: 784, 56: 784, 28: 392, 14: 200, 7: 112}
+@pytest.mark.parametrize("mcpu", ["skylake-avx512", "core-avx2"])
+def test_the_space_begins_with_the_default_and_holds_what_fits_into_the_registers(mcpu):
+    task = task_for(mcpu)
+    registers = simd_of(resolve_target({"kind": "llvm", "mcpu": mcpu})).registers
+    assert task.space[0] == task.default
+    assert len({records.key(config) for config in task.space}) == len(task.space) >= 100
+    for config in task.space:
+        assert config["family"] == "conv2d", "a stride of 2 leaves nothing to Winograd's method"
+        accumulators = config.get("tile_oh", 1) * config["tile_ow"] * config["tile_oc"]
+        assert accumulators + config["tile_oc"] + 1 <= registers
 
 
-def test_all_convolutions_are_products_and_the_pooling_a_thread_for_each_number(resnet):
-    for kernel, family in resnet.kernels.family.items():
-        assert ("conv2d" in kernel) == (family == "matmul")
-    assert resnet.kernels.family["max_pool2d"] == "fallback"
-    pooling = resnet.kernels.launches["max_pool2d"]
-    assert pooling == [{"grid": [196, 1, 1], "block": [1024, 1, 1]}] and 196 * 1024 == 64 * 56 * 56
-    assert "blockIdx.x) * 1024) + ((int)threadIdx.x)" in resnet.source("max_pool2d")
+@pytest.mark.parametrize("name", TUNERS)
+def test_each_tuner_begins_with_the_default_tries_all_once_and_so_finds_the_best(race, name):
+    table = race["table"]
+    tuner = tn.tuning.tuner(name, race["task"], 0, race["space"])
+    run = race["replay"](tuner, table, trials=len(table) + 8)
+    assert run[0] == table[0]
+    assert sorted(run) == sorted(table)
 
 
-def test_float16_gets_to_the_tensor_cores_if_the_product_is_large_enough():
-    for channels, cores in ((128, True), (64, False)):
-        layer = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()).eval()
-        mod, params = tn.from_pytorch(layer, {"x": (1, channels, 28, 28)})
-        half = tn.build(relax.transform.ToMixedPrecision()(mod), params, TARGET)
-        assert ("mma_sync" in half.source()) == cores
+def test_a_tuner_has_a_name_that_exists(race):
+    with pytest.raises(ValueError, match="tuner: expected one of grid, random, ga, xgb; got 'best'"):
+        tn.tuning.tuner("best", race["task"])
 
 
-def test_the_block_has_what_its_pictures_show(block):
-    bound, folded, merged = ([operation.name for operation in tracing.graph(module).operations] for module in block)
-    assert bound.count("nn.batch_norm") == bound.count("nn.conv2d") == 5 and "nn.dropout" not in bound
-    assert "nn.batch_norm" not in folded and folded.count("add") == 5
-    assert [merged.count(name) for name in ("nn.conv2d", "add", "nn.relu", "split")] == [3, 3, 3, 1]
-    (split,) = (o for o in tracing.graph(block[2]).operations if o.name == "split")
-    assert all(f"{channels}" in split.makes for channels in (32, 48, 16))
-    for module in block:
-        picture = tracing.graph(module).mermaid()
-        assert picture.startswith("flowchart TD") and picture.svg.startswith("<svg ")
+def test_an_empty_model_is_the_one_that_the_tuner_teaches(race):
+    """An empty model has length 0 and is still the one that was meant."""
+    model = tn.tuning.CostModel()
+    tn.tuning.tuner("xgb", race["task"], 0, race["space"], model).update(0, 1e-3)
+    assert len(model) == 1
 
 
-def test_the_merge_saves_two_convolutions_and_costs_a_copy(block):
-    _, folded, merged = block
-    before, after = ([n["kernel"] for n in tn.build(each, {}, TARGET).graph["nodes"]] for each in (folded, merged))
-    assert len(before) == 6 and len(after) == 5 and "split" in after
+def test_tvms_own_calls_compile_and_time_a_candidate(small):
+    """Lesson 10 shows them."""
+    task = tn.tuning.tasks(small.mod, small.params)[1]
+    candidate = task.candidate(task.default)
+    library = tvm.compile(trial.kernel(candidate), target=tvm.target.Target(task.target)).jit()
+    (tensors,) = trial.arguments(candidate, tvm.cpu())
+    assert len(library.time_evaluator("main", tvm.cpu(), number=1, repeat=2)(*tensors).results) == 2
+    output = task.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
+    data, weight, _ = trial._inputs(task.workload)
+    wanted = task.workload.reference(data.astype("float64"), weight.astype("float64"))
+    close(output, wanted, task.workload.macs // wanted.size)
 
 
-def test_folded_and_merged_agree_with_pytorch(block, rng):
-    """The lesson prints the differences: rounding of float32."""
-    x = rng.standard_normal((1, 64, 28, 28), dtype="float32")
-    bound, *others = (tn.build(module, {}, opt_level=level)(x) for module, level in zip(block, (0, 3, 3), strict=True))
-    for other in others:
-        close(other, bound, 64 + 48 * 3 * 3, rounded=True)  # the terms of the longest branch
+def test_the_model_needs_fewer_trials_than_chance(race):
+    shapes = [np.shape(race["runs"][name]) for name in TUNERS]
+    assert shapes == [(1, 128), (5, 128), (5, 128), (5, 128)]
+    needed = race["race"]["trials to 98 %"]
+    assert needed["xgb"] < needed["random"]
+    assert race["race"]["after 20"]["xgb"] >= race["race"]["after 20"]["random"]
+    assert ((race["race"].iloc[:, :3] > 0) & (race["race"].iloc[:, :3] <= 1)).all(axis=None)
 
 
-def test_dlight_gives_a_relu_256_blocks_of_1024_threads():
-    lib = tn.build(nn.ReLU().eval(), {"x": (64, 4096)}, TARGET)
-    (launches,) = lib.kernels.launches
-    assert launches == [{"grid": [256, 1, 1], "block": [1024, 1, 1]}] and 256 * 1024 == 64 * 4096
+def test_the_models_order_holds_for_configs_that_it_never_saw(race):
+    unseen = [n for n in range(len(race["table"])) if n not in race["taught"]]
+    first = sorted(unseen, key=lambda n: -race["scores"][n])[:10]
+    assert len(unseen) == len(race["table"]) - 40
+    assert np.median([race["table"][n] for n in first]) < np.percentile([race["table"][n] for n in unseen], 25)
+
+
+def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
+    task = tn.tuning.tasks(small.mod, small.params)[1]
+    broken = task.default | {"family": "conv2d", "tile_ow": 0, "tile_oc": 1, "loop_order": "rows"}
+    with tn.tuning.LocalRunner(timeout=60) as runner:
+        good, bad = runner.measure([tn.tuning.Candidate(task.workload, c, task.target) for c in (task.default, broken)])
+    assert good.error is None and len(good.seconds) == 10 and min(good.seconds) > 0
+    assert not bad.seconds and "build failed" in bad.error and "\n" not in bad.error
+
+
+# ---------------------------------------------------------------- the figures
+
+
+def test_the_figures_of_tuning_show_what_they_are_given():
+    heat = tn.plots.heat([[1, 2], [3, math.nan]], [1, 2], [4, 7], ("tile_oc", "tile_ow", "GFLOP/s"), {"best": (2, 4)})
+    assert [tuple(line.get_xydata()[0]) for line in heat.axes[0].lines] == [(0, 1)] * 2
+    assert [text.get_text() for text in heat.axes[0].get_legend().texts] == ["best"]
+
+    runs = {"a": [[2, 1, 4]], "b": [[1, 1, 1], [2, 2, 2], [4, 4, 4]]}
+    lines = tn.plots.best_so_far(runs, 10**9).axes[0].lines
+    assert lines[0].get_ydata().tolist() == [0.5, 1, 1]
+    assert lines[1].get_ydata().tolist() == [0.5] * 3, "the median of the runs"
+
+    seen, unseen = (c.get_offsets() for c in tn.plots.predicted([1, 2, 3], [3, 2, 1], [2]).axes[0].collections[::-1])
+    assert seen.tolist() == [[3, 1000]] and unseen.tolist() == [[1, 3000], [2, 2000]]
+
+    bars = tn.plots.before_and_after({"short": (1e-3, 2e-3), "long": (4e-3, 1e-3)}).axes[0]
+    assert [text.get_text() for text in bars.texts] == [" 0.25x", " 2.00x"]

@@ -1,108 +1,96 @@
-"""What notebook 12 claims, asserted; see test_notebooks_00_to_04.py. Its own cells run here, on its network's head.
+"""What notebook 12 claims beyond test_rpc.py: a tuning that loses a server loses nothing; its commands are real."""
 
-Three of the network's thirteen parts, and a smaller image, are enough for the planted fault and for the tasks.
-"""
-
-import copy
 import re
+import shlex
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
-import numpy as np
+import psutil
 import pytest
-import torch
-from agreement import close, reference
-from tvm import relax
+import typer
+from agreement import close
+from rpc_cluster import QUICK, Cluster, wait_until
+from testing import SEED
 
 import tvmnotes as tn
-from tvmfast.frontends.pytorch.ops.converters import CONVERTERS
+from tvmfast.commands import app
+from tvmfast.compiler.build import resolve_target
+from tvmnotes import processes
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "12_your_own_model.ipynb"
-CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
-SIZE = (1, 3, 64, 64)
-
-
-def run(names, *cells):
-    """Run cells of the notebook one after another, with and in the names that earlier ones have left."""
-    for cell in cells:
-        exec(compile(CELLS[cell], cell, "exec"), names)
-    return names
-
-
-def largest_difference(result, reference):
-    return np.abs(result - reference).max() / np.abs(reference).max()
-
-
-class Head(torch.nn.Module):
-    """The first parts of a network: here a convolution, a block with a hard sigmoid, and one without."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.features = features
-
-    def forward(self, x):
-        return self.features(x)
-
-
-@pytest.fixture(scope="module")
-def head():
-    return Head(tn.models.load("mobilenet_v3_small").features[:3]).eval()
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "12_distributed_tuning.ipynb"
+TEXT = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "markdown")
 
 
 @pytest.fixture
-def names(head, rng):
-    """What the lesson's first cells define, for a smaller image."""
-    x = rng.standard_normal(SIZE, dtype="float32")
-    with torch.inference_mode():
-        reference = head(torch.from_numpy(x)).numpy()
-    packages = {"copy": copy, "np": np, "relax": relax, "torch": torch, "tn": tn}
-    return packages | {"model": head, "x": x, "reference": reference, "largest_difference": largest_difference}
+def cluster(tmp_path):
+    with Cluster(tmp_path) as found:
+        found.serve_all("first", "second")
+        yield found
 
 
-def printed(capsys):
-    """The differences that a cell has printed, one a line."""
-    return [float(number) for number in re.findall(r": (\d+e[+-]\d+)$", capsys.readouterr().out, re.M)]
+@pytest.mark.alone
+@pytest.mark.full
+def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(small, cluster, tmp_path):
+    log = tmp_path / "records.jsonl"
+
+    def pull():
+        wait_until(lambda: log.exists() and log.read_text())
+        cluster.unplug_in_mid_trial("second")
+
+    tasks = tn.tuning.tasks(small.mod, small.params)[:2]
+    with tn.tuning.RpcRunner(cluster.tracker, "k", **QUICK) as runner, ThreadPoolExecutor() as threads:
+        pulled = threads.submit(pull)
+        tn.tune(small.mod, small.params, tuner="random", tasks=tasks, trials=40, records=log, runner=runner, seed=SEED)
+        pulled.result()
+    trials = [record for record in tn.records.read(log) if not record.final]
+    assert len(trials) == 40
+    assert len({(record.workload, tn.records.key(record.config)) for record in trials}) == 40
+    assert not any(record.error for record in trials)
+    names = [record.machine["server"] for record in trials]
+    assert set(names) == {"first", "second"} and set(names[-8:]) == {"first"}
+    close(tn.build(small.mod, small.params, records=log)(small.x), small.exact)
+
+    cluster.unplug("tracker")
+    assert cluster.start_tracker()
+    wait_until(lambda: len(cluster.servers()) == 1)  # the server registers again by itself
 
 
-def test_digamma_is_refused_and_both_ways_out_agree_with_pytorch(names, capsys):
-    run(names, "refused")
-    assert "lacks these operators: aten.digamma.default; write that part" in capsys.readouterr().out
-    run(names, "workaround")
-    wanted, terms = names["evidence"](names["scores"].double()), 10  # of the series; alpha's sum has as many
-    close(names["rewritten"](names["scores"]), wanted, terms)
-    try:
-        run(names, "relax-converter")
-    finally:
-        CONVERTERS.pop("digamma.default", None)
-    close(names["converted"](names["scores"]), wanted, terms)
+COMMANDS = re.findall(r"python -m tvmfast (\w+) (.*)$", TEXT, re.M)
 
 
-def test_the_network_agrees_and_the_planted_fault_is_there_at_every_level(names, capsys):
-    close(tn.build(names["model"], {"x": SIZE})(names["x"]), reference(names["model"], names["x"]))
-    run(names, "plant", "levels")
-    levels = printed(capsys)
-    assert len(levels) == 4
-    assert min(levels) > 1e-3
-    assert max(levels) <= 2 * min(levels)  # one digit is printed
+def test_the_lesson_names_commands():
+    assert [name for name, _ in COMMANDS] == ["tracker", "serve", "serve", "tune", "tracker", "serve", "serve"]
 
 
-def test_the_planted_fault_is_found_in_two_steps(names, capsys):
-    run(names, "plant", "stages")
-    parts = printed(capsys)
-    assert len(parts) == 3
-    assert parts[0] < 1e-5 < 1e-3 < parts[1]
-    run(names, "deeper")
-    parts = printed(capsys)
-    assert parts[0] < 1e-5 < 1e-3 < parts[1]
+@pytest.mark.parametrize("name, options", COMMANDS)
+def test_the_commands_of_the_lesson_are_real(name, options):
+    command = typer.main.get_command(app).commands[name]
+    with command.make_context(name, shlex.split(options)) as context:
+        tracker = context.params.get("tracker") or "{host}:{port}".format(**context.params)
+        if context.params.get("target"):
+            resolve_target({"kind": "llvm", "mcpu": context.params["target"]})
+    assert tn.tuning.server.address(tracker)[1] == 9190
 
 
-def test_a_build_has_the_tasks_of_its_module_by_kernel(names):
-    mod, params = tn.from_pytorch(names["model"], {"x": SIZE})
-    lib = tn.build(mod, params, records=False)
-    by_kernel = tn.tuning.tasks_by_kernel(lib)
-    assert set(by_kernel) < set(lib.kernels.index)
-    assert set(by_kernel.values()) == set(tn.tuning.tasks(mod, params))
+def test_programs_of_a_lesson_start_and_end():
+    running, port = processes.Processes(), processes.free_port()
+    running.start("server", "http.server", "--bind", "127.0.0.1", port)
+
+    def answers():
+        with socket.create_connection(("127.0.0.1", port)):
+            return True
+
+    processes.wait_until(answers)
+    process = psutil.Process(running.pid("server"))
+    running.end_all()
+    assert not running.running and not process.is_running()
+    with pytest.raises(TimeoutError, match="not so after 0.1 seconds"):
+        processes.wait_until(answers, 0.1)
 
 
-def test_the_script_to_take_home_has_twelve_lines():
-    assert len([line for line in CELLS["script"].splitlines() if line.strip()]) == 12
+def test_the_figure_has_a_row_for_each_server():
+    axes = tn.plots.by_server(["b", "a", "b"], {"killed": 2}).axes[0]
+    assert axes.collections[0].get_offsets().tolist() == [[1, 1], [2, 0], [3, 1]]
+    assert axes.lines[0].get_xdata()[0] == 2.5

@@ -16,7 +16,7 @@ from tvmnotes import lessons
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.stem.partition("_"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
-PAGES = sorted((ROOT / "notebooks").glob("*.md"))
+PAGES = sorted((ROOT / "notebooks" / "pages").glob("*.md"))
 TEACHING = (ROOT / "TEACHING.md").read_text(encoding="utf-8")
 TAGS = {"nbval-ignore-output"}
 
@@ -130,9 +130,9 @@ def test_outputs_show_numbers_and_no_bare_true():
 def test_every_lesson_prints_its_machine_and_all_but_that_of_gpus_name_the_same():
     machines = {path.stem: MACHINE.findall(printed(path)) for path in LESSONS}
     assert not [name for name, found in machines.items() if not found]
-    of_a_gpu = machines.pop("10_gpu")
+    of_a_gpu = machines.pop("17_gpu")
     assert len({found[0] for found in machines.values()}) == 1
-    assert of_a_gpu and "GPU: NVIDIA" in printed(ROOT / "notebooks" / "10_gpu.ipynb")
+    assert of_a_gpu and "GPU: NVIDIA" in printed(ROOT / "notebooks" / "17_gpu.ipynb")
 
 
 # ---------------------------------------------------------------- the map of lessons
@@ -205,24 +205,33 @@ def test_a_route_teaches_what_a_lesson_needs_before_it(route):
 
 
 def test_a_route_without_what_a_lesson_needs_is_found():
-    assert missing(["00", "01", "05"]) == [("05", "lesson 04"), ("05", "part 9")]
-    assert missing(["00", "01", "12"]) == [("12", "lesson 06"), ("12", "part 13")]
-    assert missing(["00", "01", "06, sections 1 and 2", "13, sections 5 to 9"]) == [("13, sections 5 to 9", "part 25")]
-    assert missing(["00", "01", "06, sections 3 to 8"]) == [("06, sections 3 to 8", f"part {n}") for n in (9, 13)]
+    assert missing(["00", "01", "10"]) == [("10", "lesson 06"), ("10", "part 9")]
+    assert missing(["00", "01", "20"]) == [("20", "lesson 09"), ("20", "part 11")]
+    assert missing(["00", "01", "09, sections 1 and 2", "18, sections 5 to 9"]) == [("18, sections 5 to 9", "part 20")]
+    assert missing(["00", "01", "09, sections 3 to 8"]) == [("09, sections 3 to 8", f"part {n}") for n in (9, 11)]
 
 
-def test_minutes_count_a_lesson_of_a_route_once():
-    route = "I want to understand compilers"
+@pytest.mark.parametrize("route", lessons.ROUTES)
+def test_a_route_rises_and_takes_the_minutes_of_its_lessons(route):
     numbers = [lessons.split(step)[0] for step in lessons.ROUTES[route]]
-    assert numbers.count("06") == 2
-    assert lessons.minutes(route) == sum(lessons.BY_NUMBER[number].minutes for number in set(numbers))
+    assert numbers == sorted(set(numbers))
+    assert lessons.minutes(route) == sum(lessons.BY_NUMBER[number].minutes for number in numbers)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
+def test_a_lesson_needs_only_lower_numbers_and_names_them(path):
+    number = path.stem.partition("_")[0]
+    needs = set(lessons.BY_NUMBER[number].needs.split(", ")) - {"", "C++"}
+    assert all(needed < number for needed in needs)
+    (said,) = re.findall(r"\*\*It needs\*\*.*", read(path).cells[0].source)
+    assert set(re.findall(r"\]\((\d\d)_\w+\.ipynb", said)) == needs
 
 
 # ---------------------------------------------------------------- the cheat sheet
 
 
 def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
-    text = (ROOT / "notebooks" / "cheat_sheet.md").read_text(encoding="utf-8")
+    text = (ROOT / "notebooks" / "pages" / "cheat_sheet.md").read_text(encoding="utf-8")
     modules = {"tn": "tvmnotes", "lib": "tvmfast.runtime.compiled.Compiled", "tvm": "tvm", "torch": "torch"}
     named = set(re.findall(r"\b(tn|lib|tvm|torch)\b((?:\.\w+)+)", text))
     assert not [first + rest for first, rest in named if pydoc.locate(modules[first] + rest) is None]
@@ -232,8 +241,8 @@ def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
 
 # ---------------------------------------------------------------- the glossary
 
-GLOSSARY = (ROOT / "notebooks" / "glossary.md").read_text(encoding="utf-8")
-ROW = re.compile(r'^\| <a id="([\w-]+)"></a>(`?)([^|`]+)`? \| [^|]+ \| [^|]+ \| \[(\w+)\]\(([^)|]+)\) \|$', re.M)
+GLOSSARY = (ROOT / "notebooks" / "pages" / "glossary.md").read_text(encoding="utf-8")
+ROW = re.compile(r'^\| <a id="([\w-]+)"></a>(`?)([^|`]+)`? \| [^|]+ \| [^|]+ \| \[(\w+)\]\(\.\./([^)|]+)\) \|$', re.M)
 # Everyday words too. A lesson links them where it first means the glossary's term, which no pattern can tell.
 EVERYDAY = {"axis", "block", "bound", "cache", "device", "family", "head", "instrument", "key", "limit"}
 EVERYDAY |= {"parallel", "pass", "record", "runtime", "server", "space", "state", "symbol", "token", "trace"}
@@ -253,7 +262,7 @@ def unlinked(text):
     without_links = re.sub(NO_PROSE, lambda found: " " * len(found[0]), text, flags=re.M)
     without_code = re.sub(r"`[^`\n]+`", lambda found: " " * len(found[0]), without_links)
     for anchor, code, term, *_ in ROW.findall(GLOSSARY):
-        link = f"](glossary.md#{anchor})"
+        link = f"](pages/glossary.md#{anchor})"
         if text.count(link) > 1:
             wrong.append(f"{link} occurs {text.count(link)} times")
         name = re.escape(term)
@@ -285,10 +294,11 @@ def test_the_first_use_of_a_term_in_a_lesson_links_the_glossary(path):
 
 
 def test_a_term_without_a_link_is_found():
-    assert unlinked("A [kernel](glossary.md#kernel) is a kernel.") == []
-    assert unlinked("`kernel` and two kernels\n\n## Kernels") == ["`kernel` and two [kernels](glossary.md#kernel)"]
-    assert unlinked("Kernels: a [kernel](glossary.md#kernel)") == ["[Kernels](glossary.md#kernel)"]
-    assert unlinked("[`te`](glossary.md#te) [te](glossary.md#te)") == ["](glossary.md#te) occurs 2 times"]
+    kernel, te = "](pages/glossary.md#kernel)", "](pages/glossary.md#te)"
+    assert unlinked(f"A [kernel{kernel} is a kernel.") == []
+    assert unlinked("`kernel` and two kernels\n\n## Kernels") == [f"`kernel` and two [kernels{kernel}"]
+    assert unlinked(f"Kernels: a [kernel{kernel}") == [f"[Kernels{kernel}"]
+    assert unlinked(f"[`te`{te} [te{te}") == [f"{te} occurs 2 times"]
 
 
 # ---------------------------------------------------------------- the pages beside the lessons
@@ -311,6 +321,6 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
 
 def test_the_readme_links_each_page_and_the_lessons_the_notes_that_they_name():
     readme = markdown(ROOT / "README.md")
-    assert [path.name for path in PAGES if f"](notebooks/{path.name})" not in readme] == []
-    for name in ("05b_search", "07_mxnet_gluoncv", "10_gpu"):
-        assert "](five_notes.md)" in markdown(ROOT / "notebooks" / f"{name}.ipynb"), name
+    assert [path.name for path in PAGES if f"](notebooks/pages/{path.name})" not in readme] == []
+    for name in ("11_search", "21_mxnet_gluoncv", "17_gpu"):
+        assert "](pages/five_notes.md)" in markdown(ROOT / "notebooks" / f"{name}.ipynb"), name

@@ -184,7 +184,7 @@ def test_the_python_of_conda_is_one_that_the_project_supports():
     version = re.fullmatch(r"python=(\d+\.\d+)", python).group(1)
     assert version in SpecifierSet(PROJECT["requires-python"])
     mxnet = next(r for r in REQUIREMENTS if r.name == "mxnet")
-    assert mxnet.marker.evaluate({"python_version": version}), "notebook 07 runs in the conda environment too"
+    assert mxnet.marker.evaluate({"python_version": version}), "notebook 21 runs in the conda environment too"
 
 
 def test_the_python_that_the_project_supports_is_the_same_everywhere():
@@ -353,7 +353,8 @@ def test_an_installed_package_finds_its_data(python, tmp_path):
     assert Path(found) == tmp_path / moves["data"] / "digits/test.npz"
 
 
-def test_the_readme_names_every_notebook():
+def test_the_readme_is_short_and_names_every_notebook():
     readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 120
     notebooks = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert notebooks and [name for name in notebooks if name not in readme] == []

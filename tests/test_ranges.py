@@ -18,11 +18,11 @@ TABLE = """<table><thead><tr><th></th><th>median (ms)</th><th>iqr (ms)</th><th>r
 
 
 def store(folder, *, machine="A CPU, 2 cores, target znver5", tagged=True, text="step 1  93.24 ms  2.5 GFLOP/s"):
-    """A lesson 04 of one cell that prints a machine and a text."""
+    """A lesson 06 of one cell that prints a machine and a text."""
     outputs = [{"output_type": "stream", "name": "stdout", "text": f"{machine}, TVM 0.27.0\n{text}\n"}]
     tags = [ranges.TAG] if tagged else []
     cell = {"cell_type": "code", "id": "it", "metadata": {"tags": tags}, "source": "", "outputs": outputs}
-    path = folder / "04_conv2d_by_hand.ipynb"
+    path = folder / "06_conv2d_by_hand.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"cells": [cell]}))
     return folder
@@ -58,7 +58,7 @@ def test_a_quarter_on_either_side_of_a_range_is_within(value, expected):
 def known(tmp_path, monkeypatch):
     """Known ranges of nothing yet, for a checkout whose only lesson is `store`'s."""
     (tmp_path / "ranges.json").write_text(
-        json.dumps({"machines": {}, "asked": [["04", "it", "step 1 * ms # GFLOP/s", "step 1, ms"]], "figures": {}})
+        json.dumps({"machines": {}, "asked": [["06", "it", "step 1 * ms # GFLOP/s", "step 1, ms"]], "figures": {}})
     )
     (tmp_path / "TEACHING.md").write_text("<!-- ranges -->\n<!-- /ranges -->\n")
     monkeypatch.setattr(ranges, "FILE", tmp_path / "ranges.json")
@@ -72,8 +72,8 @@ def test_runs_widen_the_range_of_their_machine_and_another_machine_is_a_column(k
     assert said == "2 figures of A CPU, 2 cores, target znver5 added as AVX-512"
     ranges.add(store(tmp_path / "again", text="step 1  95 ms  2.4 GFLOP/s\nstep 0  1 ms"))
     ranges.add(store(tmp_path / "other", machine="B CPU, 8 cores, target skylake", text="step 1 200 ms 1 GFLOP/s"))
-    assert "| 04 | step 1, ms | 93.2 to 95 | 200 |\n" in (tmp_path / "TEACHING.md").read_text()
-    figures = ranges.load()["figures"]["04"]["it"]
+    assert "| 06 | step 1, ms | 93.2 to 95 | 200 |\n" in (tmp_path / "TEACHING.md").read_text()
+    figures = ranges.load()["figures"]["06"]["it"]
     assert figures == {
         "step 1 # ms * GFLOP/s": {"AVX-512": [2.4, 2.5], "B CPU, 8 cores, target skylake": [1, 1]},
         "step 1 * ms # GFLOP/s": {"AVX-512": [93.24, 95], "B CPU, 8 cores, target skylake": [200, 200]},
@@ -88,11 +88,11 @@ def test_runs_widen_the_range_of_their_machine_and_another_machine_is_a_column(k
 
 
 def test_one_lesson_alone_is_added(known):
-    path = known / "04_conv2d_by_hand.ipynb"
-    path.with_name("06_profiling.ipynb").write_text(path.read_text())
-    done = CliRunner().invoke(ranges.app, [str(known), "--add", "--lesson", "06"])
+    path = known / "06_conv2d_by_hand.ipynb"
+    path.with_name("09_profiling.ipynb").write_text(path.read_text())
+    done = CliRunner().invoke(ranges.app, [str(known), "--add", "--lesson", "09"])
     assert done.exit_code == 0 and done.output.startswith("2 figures of ")
-    assert ranges.load()["figures"].keys() == {"06"}
+    assert ranges.load()["figures"].keys() == {"09"}
 
 
 def test_what_cannot_be_added_is_refused(known, tmp_path):
@@ -105,7 +105,7 @@ def test_what_cannot_be_added_is_refused(known, tmp_path):
         ([tmp_path, "--add"], "expected lessons such as 00_start_here.ipynb, found none"),
         ([known, "--lesson", "99"], "lesson: expected one of 00, 01"),
         ([known, "--add", "--lesson", "99"], "lesson: expected one of 00, 01"),
-        ([known, "--add", "--lesson", "05"], "expected lessons such as 05_tuning.ipynb, found none"),
+        ([known, "--add", "--lesson", "10"], "expected lessons such as 10_tuning.ipynb, found none"),
     ):
         done = CliRunner().invoke(ranges.app, [*map(str, words)], env={"COLUMNS": "400"})
         assert done.exit_code == 2 and message in done.output
@@ -118,7 +118,7 @@ STALE = "`python -m tools.ranges --add` after lessons were stored again; then se
 
 def test_the_stored_lessons_are_known_and_teaching_shows_what_people_ask_about():
     stored, machines = ranges.read(NOTEBOOKS)
-    (machine,) = machines - ranges.read(NOTEBOOKS, "10")[1]  # that lesson may have run where there is a GPU
+    (machine,) = machines - ranges.read(NOTEBOOKS, "17")[1]  # that lesson may have run where there is a GPU
     known = ranges.load()
     (name,) = (name for name, each in known["machines"].items() if each == machine)
     for lesson, cell, words, _ in known["asked"]:

@@ -105,6 +105,7 @@ def test_links_lead_to_pages_and_folded_answers_are_read():
     assert pages.prose("[a](README.md#b) [c](../README.md) [d](engine/README.md)") == (
         "[a](index.md#b) [c](index.md) [d](engine.md)"
     )
+    assert pages.prose("[a](../../README.md#b) [d](../../engine/README.md)") == "[a](../index.md#b) [d](../engine.md)"
     assert pages.prose("[a](notebooks/solutions/b.ipynb)\n[![ci](badge)](c)\n") == "[a](solutions/b.md)\n"
     assert pages.prose("<details><summary>Answer</summary>").startswith('<details markdown="1">')
 
@@ -266,7 +267,8 @@ def test_the_zip_holds_lessons_their_code_and_drawings_and_no_answers(tmp_path):
         first = json.loads(archive.read("handout/00_start_here.ipynb"))
     (load,) = [cell["source"] for cell in first["cells"] if cell["id"] == "three-calls-load"]
     assert "handout/" + load.removeprefix("%load ") in names
-    assert {f"handout/{name}.ipynb" for name in LESSONS} | {"handout/stack.svg", "handout/glossary.md"} <= set(names)
+    assert {f"handout/{name}.ipynb" for name in LESSONS} <= set(names)
+    assert {"handout/pictures/stack.svg", "handout/pages/glossary.md"} <= set(names)
     assert not [name for name in names if "solutions" in name]
 
 
@@ -320,7 +322,7 @@ def test_the_minutes_of_parts_are_those_of_the_clock():
 def ran(source, seconds, id="cell"):
     stamps = {
         "iopub.execute_input": "2026-01-01T00:00:00Z",
-        "shell.execute_reply": f"2026-01-01T00:00:{seconds:04.1f}Z",
+        "shell.execute_reply": f"2026-01-01T00:00:{seconds:06.1f}Z",
     }
     return {"cell_type": "code", "id": id, "metadata": {"execution": stamps}, "source": source}
 

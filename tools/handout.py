@@ -85,7 +85,7 @@ def _code(cell: dict, source: str, name: str) -> dict:
 
 
 def write(file: Path) -> None:
-    """Write the handouts of all lessons, their code, and the pages and drawings beside them, into a zip."""
+    """Write the handouts of all lessons, their code, and the pages and pictures beside them, into a zip."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for lesson in lessons.LESSONS:
             path = pages.NOTEBOOKS / f"{lesson.name}.ipynb"
@@ -93,8 +93,8 @@ def write(file: Path) -> None:
             code[path.name] = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
             for name, text in code.items():
                 archive.writestr(f"handout/{name}", text)
-        for path in sorted([*pages.NOTEBOOKS.glob("*.md"), *pages.NOTEBOOKS.glob("*.svg")]):
-            archive.write(path, f"handout/{path.name}")
+        for path in sorted([*pages.NOTEBOOKS.glob("pages/*.md"), *pages.NOTEBOOKS.glob("pictures/*")]):
+            archive.write(path, f"handout/{path.relative_to(pages.NOTEBOOKS).as_posix()}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The course as Markdown pages, which hooks.py hands to MkDocs. Outputs are the stored ones.
 
-nbconvert writes a notebook's cells as page.md.j2 says; pages and drawings in notebooks/ stay as they are.
+nbconvert writes a notebook's cells as page.md.j2 says; pages and pictures in notebooks/ stay as they are.
 """
 
 import html
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 _OTHERS = {"index.md": "README.md", "teaching.md": "TEACHING.md", "engine.md": "engine/README.md"}
 _ABOUT_API = """# The package
 
-`import tvmnotes as tn` gives these names. The [cheat sheet](cheat_sheet.md) sets them beside TVM's own calls.
+`import tvmnotes as tn` gives these names. The [cheat sheet](pages/cheat_sheet.md) has TVM's own beside them.
 """
 
 
@@ -55,8 +55,10 @@ def page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, byt
 def prose(text: str) -> str:
     """Make links to files links to their pages, and let MkDocs read the Markdown in a folded answer."""
     for name, file in _OTHERS.items():
-        text = re.sub(rf"\]\((?:\.\./)?{file}(?=[)#])", f"]({name}", text)
-    text = re.sub(r"(\]\([^):\s]+)\.ipynb(?=[)#])", r"\1.md", text).replace("](notebooks/", "](")
+        # The checkout's root is a folder above the site's.
+        text = re.sub(rf"\]\((?:((?:\.\./)*)\.\./)?{file}(?=[)#])", rf"](\1{name}", text)
+    text = re.sub(r"(\]\([^):\s]+)\.ipynb(?=[)#])", r"\1.md", text)
+    text = re.sub(r"\]\((?:\.\./)?notebooks/", "](", text)
     text = re.sub(r"^\[!\[.*\n", "", text, flags=re.M)  # badges, which are of GitHub
     return text.replace("<details>", '<details markdown="1">')
 

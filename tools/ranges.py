@@ -274,7 +274,7 @@ def main(
         ),
     ] = None,
     lesson: Annotated[
-        str | None, typer.Option(help="Only this lesson, such as 04.", show_default=False)
+        str | None, typer.Option(help="Only this lesson, such as 06.", show_default=False)
     ] = None,
     adds: Annotated[
         bool, typer.Option("--add", help="Add these lessons' figures to the known ones.")

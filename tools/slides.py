@@ -93,7 +93,7 @@ def slides(notebook: dict) -> list[str]:
     return found
 
 
-_DRAWING = re.compile(r"!\[([^\]]*)\]\(([\w.-]+\.(?:svg|png))\)")
+_DRAWING = re.compile(r"!\[([^\]]*)\]\(([\w./-]+\.(?:svg|png))\)")
 
 
 def _opening(text: str) -> str:

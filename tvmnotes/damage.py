@@ -1,4 +1,4 @@
-"""Damaged copies of a saved network, as accidents produce them, for lesson 08: `tn.load` rejects each."""
+"""Damaged copies of a saved network, as accidents produce them, for lesson 15: `tn.load` rejects each."""
 
 import json
 import shutil

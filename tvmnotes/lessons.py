@@ -24,7 +24,7 @@ class Lesson(NamedTuple):
 
     @property
     def number(self) -> str:
-        """The number, "04", or "04b" for a second part."""
+        """The number, such as "06"."""
         return self.name.partition("_")[0]
 
 
@@ -42,8 +42,8 @@ def split(step: str) -> tuple[str, str]:
 
 
 def minutes(route: str) -> int:
-    """Add up the minutes of the lessons of a route, each counted once and in full."""
-    return sum(BY_NUMBER[number].minutes for number in {split(step)[0] for step in ROUTES[route]})
+    """Add up the minutes of the lessons of a route, each in full."""
+    return sum(BY_NUMBER[split(step)[0]].minutes for step in ROUTES[route])
 
 
 def table(folder: str = "", answers: bool = False) -> str:

@@ -1,6 +1,6 @@
 """Tables of old and new names: the replacement of each name that `tvmclassic` supports or rejects.
 
-Notebook 11 shows these tables. Rows of operators come from the Relax functions that each declares; others are
+Notebook 22 shows these tables. Rows of operators come from the Relax functions that each declares; others are
 in names.csv, one line per name.
 `relax` is short for `tvm.relax`, `tn` for `tvmnotes`; `lib` is the result of `relay.build`, now `tn.build`.
 """
@@ -158,10 +158,10 @@ def _dotted(node) -> list[str]:
 
 
 def page() -> str:
-    """Return all tables as one Markdown page, the text of notebooks/old_names.md."""
+    """Return all tables as one Markdown page, the text of notebooks/pages/old_names.md."""
     parts = [
         "# Old names, new names\n\nThe names of TVM 0.5 to 0.19 that `tvmclassic` serves, and what "
-        "replaces each today. Lesson [11](11_running_old_scripts.ipynb) shows how to use it. `relax` is "
+        "replaces each today. Lesson [22](../22_running_old_scripts.ipynb) shows how to use it. `relax` is "
         "short for `tvm.relax` and `tn` for `tvmnotes`, and `lib` is the result of `relay.build` or "
         "`tn.build`.\n"
     ]

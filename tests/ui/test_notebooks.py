@@ -24,10 +24,9 @@ pytestmark = pytest.mark.ui
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 NAMES = sorted(p.relative_to(NOTEBOOKS).as_posix() for f in ("", "solutions") for p in (NOTEBOOKS / f).glob("*.ipynb"))
 RUN_SECONDS = 1800
-SETTINGS = {
-    # All cells are in the page, those out of sight too, and nothing follows the last.
+# Those of `make lab`; and all cells are in the page, those out of sight too, and nothing follows the last.
+SETTINGS = json.loads((NOTEBOOKS.parent / "tools/jupyter/labconfig/default_setting_overrides.json").read_text()) | {
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none", "scrollPastEnd": False},
-    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
 }
 # A traceback has the type of stderr: both are shown as red boxes. A bar is red when it is closed before its end.
 SEE = """() => [...document.querySelectorAll(".jp-Notebook .jp-Cell")].map(cell => {
@@ -56,6 +55,9 @@ DONE = """() => {
 # Pixels by which a notebook is wider than its panel; what is inside an output that scrolls does not count.
 WIDER = """() => Math.max(...[...document.querySelectorAll(".jp-Notebook .jp-WindowedPanel-outer")]
   .map(panel => panel.scrollWidth - panel.clientWidth))"""
+# Names in the file browser that end in dots.
+CUT = """() => [...document.querySelectorAll(".jp-DirListing-itemText")]
+  .filter(name => name.scrollWidth > name.clientWidth).map(name => name.textContent)"""
 IN_SIGHT = """() => {
   const row = document.querySelector(".jp-MarkdownViewer [data-jupyter-id='virtual-machine']");
   const top = row?.getBoundingClientRect().top;
@@ -215,12 +217,23 @@ def test_what_is_wrong_is_seen(lab: Lab):
     assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
 
 
+def test_the_side_bar_shows_whole_names(lab: Lab):
+    page = lab.browser.new_page(viewport={"width": 1400, "height": 1000}, extra_http_headers=lab.headers)
+    page.set_default_timeout(120_000)
+    try:
+        page.goto(f"{lab.url}lab?reset")
+        page.get_by_text("capstone_faster_kernel.ipynb", exact=True).wait_for()
+        assert page.evaluate(CUT) == []
+    finally:
+        page.close()
+
+
 def test_a_link_to_the_glossary_opens_it_at_the_term(lab: Lab):
     page = lab.browser.new_page(viewport={"width": 1400, "height": 1000}, extra_http_headers=lab.headers)
     page.set_default_timeout(120_000)
     try:
-        page.goto(f"{lab.url}lab/tree/03_relay_builds.ipynb?reset")
-        page.locator("a[href*='glossary.md'], a[data-path='glossary.md']", has_text="virtual machine").first.click()
+        page.goto(f"{lab.url}lab/tree/04_relay_builds.ipynb?reset")
+        page.locator("a[href*='glossary.md'], a[data-path$='glossary.md']", has_text="virtual machine").first.click()
         page.wait_for_function(IN_SIGHT, polling=500)
     finally:
         page.close()

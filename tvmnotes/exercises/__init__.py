@@ -17,20 +17,20 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_00,
     lesson_01,
     lesson_02,
-    lesson_03,
     lesson_04,
-    lesson_04b,
-    lesson_05,
-    lesson_05b,
     lesson_06,
     lesson_07,
-    lesson_08,
-    lesson_08b,
     lesson_09,
     lesson_10,
     lesson_11,
     lesson_12,
-    lesson_13,
+    lesson_15,
+    lesson_16,
+    lesson_17,
+    lesson_18,
+    lesson_20,
+    lesson_21,
+    lesson_22,
     lesson_capstone,
 )
 from .exercise import EXERCISES, Exercise, Wrong
@@ -44,7 +44,7 @@ def check(number: str, answer: Any) -> None:
     """Print whether an answer is right, or which property it lacks, and note what is solved.
 
     Args:
-        number: The exercise, such as "04.1".
+        number: The exercise, such as "06.1".
         answer: What the exercise asks for: a function, a number, a name, ….
 
     Raises:
@@ -192,5 +192,5 @@ def _find(number: str) -> Exercise:
     lesson = str(number).partition(".")[0]
     nearest = [each for each in EXERCISES if each.startswith(f"{lesson}.")]
     raise ValueError(
-        f"no exercise {number!r}; expected a lesson and a number, such as {', '.join(nearest) or '04.1'}"
+        f"no exercise {number!r}; expected a lesson and a number, such as {', '.join(nearest) or '06.1'}"
     )

@@ -13,7 +13,7 @@ class Wrong(Exception):
 class Exercise(NamedTuple):
     """An exercise of a lesson; its task and its starter cell are in the lesson."""
 
-    number: str  # "04.1": the first exercise of lesson 04
+    number: str  # "06.1": the first exercise of lesson 06
     title: str
     minutes: int
     difficulty: int  # 1 to 3

@@ -1,84 +1,84 @@
-"""Exercises of lesson 06: two kinds of convolutions, calls by level, the profile of a loaded network."""
+"""Exercises of lesson 06: registers of a tile, a 1 by 1 convolution, and the new order of loops alone."""
 
-import math
+import numpy as np
+import torch
+import tvm
 
-import pandas as pd
-
-from .exercise import exercise, require, require_keys
+from .. import asm
+from .exercise import agree, exercise, require
 
 
 @exercise(
     "06.1",
-    "A kernel's operators begin with its kind. Add up the MFLOP and the MB of a kind before you divide.",
-    'rows = frame[frame["operators"].str.startswith(kind)]; rows["MFLOP"].sum() / rows["MB"].sum().',
+    "A tile of one pixel needs three registers: its sum, a vector of weights, and the input.",
+    "A tile of p pixels needs p + 2 registers. What does not fit goes to the stack; nothing is below 0.",
     minutes=20,
     difficulty=2,
 )
-def intensity_by_kind(answer):
-    """Operations for each byte, by kind of convolution."""
-    rows = [
-        ("conv2d + add + clip", 100.0, 5.0),
-        ("depthwise_conv2d + add + clip", 4.0, 2.0),
-        ("conv2d + add", 20.0, 3.0),
-        ("depthwise_conv2d + add", 1.0, 3.0),
-        ("dense + add", 2.0, 4.0),
-    ]
-    frame = pd.DataFrame(rows, columns=["operators", "MFLOP", "MB"])
-    got = dict(answer(frame))
-    require_keys(got, ("conv2d", "depthwise"), "Return a dictionary with a number for each of the two kinds.")
-    for kind, wanted in (("conv2d", 15.0), ("depthwise", 1.0)):
-        do = "Divide the sum of MFLOP by the sum of MB, over the kernels whose operators begin with the kind."
+def without_a_register(answer):
+    """How many vectors of a tile have no register."""
+    fitting = {(4, 16): 0, (14, 16): 0, (28, 32): 0}
+    do = "Count the registers that the tile needs, and compare with those that there are."
+    for (pixels, registers), wanted in fitting.items():
+        got = answer(pixels, registers)
         require(
-            math.isclose(got[kind], wanted),
-            f"FLOP/byte of {kind} in a made-up profile",
-            wanted,
-            got[kind],
+            got == wanted, f"a tile of {pixels} pixels with {registers} registers", "0, as all fit", got, do
+        )
+    for pixels, registers in ((28, 16), (15, 16), (32, 32)):
+        got = answer(pixels, registers)
+        what = f"a tile of {pixels} pixels with {registers} registers"
+        do = "Beside the sums, count the weights and the input."
+        require(
+            got == pixels + 2 - registers,
+            what,
+            "the sums, the weights and the input that do not fit",
+            got,
             do,
         )
 
 
 @exercise(
     "06.2",
-    "tn.profile(tn.build(mod, params, opt_level=level), x).frame() has a column calls.",
-    'The answer is {0: …, 1: …, 2: …} with frame["calls"].sum() of each level.',
-    minutes=15,
-    difficulty=1,
+    "Treat the picture as one row of 56 · 56 pixels: the tile must divide 3136, and there is nothing to pad.",
+    "Pack data as (channels / lanes, pixels, lanes), schedule as in step 6 without kh and kw, and unpack.",
+    minutes=40,
+    difficulty=3,
 )
-def calls_by_level(answer):
-    """The kernel calls of ResNet-18 at opt levels 0, 1 and 2."""
-    require_keys(answer, (0, 1, 2), "Return a dictionary with the calls of each level.")
-    calls = [int(answer[level]) for level in (0, 1, 2)]
-    do = "Add up the column calls; a kernel may be called several times."
-    require(
-        min(calls) >= 20, "the fewest calls", "as many as there are convolutions, or more", min(calls), do
-    )
-    require(
-        calls[1] < calls[0] / 2, "the calls at level 1", "less than half of those at level 0", calls[1], do
-    )
-    require(calls[2] < calls[1], "the calls at level 2", "fewer than at level 1", calls[2], do)
+def pointwise(answer):
+    """A 1 by 1 convolution with bias and ReLU."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((1, 256, 56, 56), dtype="float32")
+    weight = rng.standard_normal((64, 256, 1, 1), dtype="float32") / 16
+    bias = rng.standard_normal(64, dtype="float32")
+    sums = weight.reshape(64, 256) @ data.reshape(256, 56 * 56) + bias[:, None]
+    assert sums.min() < 0, "the ReLU must have something to do"
+    reference = np.maximum(sums, 0).reshape(1, 64, 56, 56)
+    do = "Add the bias, apply the ReLU, and unpack the result to NCHW."
+    agree(answer(data, weight, bias), reference, "the result of the convolution", do)
 
 
 @exercise(
     "06.3",
-    "The fresh process needs tn.load, an input of the right shape, tn.profile and its method to_csv.",
-    'Read the file with pandas.read_csv("profile.csv"): this table is the answer.',
-    minutes=15,
+    "Reorder the loops of step 1 to n, y, o, i, kh, kw, x; this is all that the new order is.",
+    "For vectorized=True split x by gcd(56, 8) and vectorize the inner part; both use all cores.",
+    minutes=20,
     difficulty=2,
 )
-def loaded_profile(answer):
-    """The profile of a loaded network, as a table."""
-    columns = list(getattr(answer, "columns", []))
-    for name in ("operators", "schedule", "MFLOP", "calls"):
-        require(
-            name in columns,
-            "the columns",
-            f"{name} among them",
-            columns,
-            "Write the file with profile.to_csv(…).",
-        )
-    do = "Profile the whole network, tuned or not, at opt level 3."
-    require(len(answer) >= 5, "the number of kernels", "5 or more", len(answer), do)
-    empty = int(answer["operators"].isna().sum())
-    require(empty == 0, "the kernels without operators", 0, empty, do)
-    scheduled = int(answer["schedule"].fillna("").str.contains("conv2d|winograd").sum())
-    require(scheduled >= 3, "the kernels with a schedule for convolutions", "3 or more", scheduled, do)
+def order_alone(answer):
+    """The new order of loops, without and with `vectorize`."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((1, 64, 56, 56), dtype="float32")
+    weight = rng.standard_normal((64, 64, 3, 3), dtype="float32") / 24
+    shift = rng.standard_normal(64, dtype="float32")
+    x, w, b = map(torch.from_numpy, (data, weight, shift))
+    reference = torch.relu(torch.nn.functional.conv2d(x, w, b, padding=1)).numpy()
+    for vectorized in (False, True):
+        name = f"answer({vectorized})"
+        kernel = answer(vectorized)
+        out = tvm.runtime.tensor(np.zeros(reference.shape, "float32"))
+        kernel(*map(tvm.runtime.tensor, (data, weight, shift)), out)
+        agree(out.numpy(), reference, f"the result of {name}", "A schedule must not change the result.")
+        found = asm.multiply_adds(kernel)
+        packed = [instruction for instruction in found if "ps" in instruction or "fmla" in instruction]
+        do = "Put the loop over x innermost, so that neighbouring sums lie side by side."
+        require(bool(packed), f"the multiply-adds of {name}", "packed ones, of whole vectors", found, do)

@@ -1,92 +1,84 @@
-"""Exercises of lesson 09: trials shared by servers, what a kill leaves, and who fails."""
+"""Exercises of lesson 09: two kinds of convolutions, calls by level, the profile of a loaded network."""
 
-import heapq
+import math
 
-import numpy as np
+import pandas as pd
 
-from .exercise import exercise, require
-
-
-def _greedy(seconds: list[float], servers: int) -> float:
-    free = [0.0] * servers
-    for each in seconds:
-        heapq.heappush(free, heapq.heappop(free) + each)
-    return max(free)
+from .exercise import exercise, require, require_keys
 
 
 @exercise(
     "09.1",
-    "Keep the moment at which each server is free. The next trial goes to the server with the earliest.",
-    "Start with [0.0] * servers; add each trial's seconds to the smallest number; return the largest.",
+    "A kernel's operators begin with its kind. Add up the MFLOP and the MB of a kind before you divide.",
+    'rows = frame[frame["operators"].str.startswith(kind)]; rows["MFLOP"].sum() / rows["MB"].sum().',
     minutes=20,
     difficulty=2,
 )
-def measured_after(answer):
-    """The time until all trials are measured."""
-    do = "A free server measures the next trial, in the order of the list."
-    for seconds, servers in (
-        ([2.0, 2.0, 2.0], 1),
-        ([3.0, 1.0, 1.0, 1.0], 2),
-        ([1.0, 1.0, 4.0], 2),
-        ([5.0], 3),
-    ):
-        got = answer(list(seconds), servers)
-        wanted = _greedy(seconds, servers)
-        require(np.isclose(got, wanted), f"the time of {seconds} on {servers} servers", wanted, got, do)
-    rng = np.random.default_rng(0)
-    for servers in (2, 3, 5):
-        seconds = rng.uniform(0.1, 2, 40).tolist()
-        got = answer(list(seconds), servers)
-        least = max(sum(seconds) / servers, max(seconds))
-        what = f"the time of 40 random trials on {servers} servers"
+def intensity_by_kind(answer):
+    """Operations for each byte, by kind of convolution."""
+    rows = [
+        ("conv2d + add + clip", 100.0, 5.0),
+        ("depthwise_conv2d + add + clip", 4.0, 2.0),
+        ("conv2d + add", 20.0, 3.0),
+        ("depthwise_conv2d + add", 1.0, 3.0),
+        ("dense + add", 2.0, 4.0),
+    ]
+    frame = pd.DataFrame(rows, columns=["operators", "MFLOP", "MB"])
+    got = dict(answer(frame))
+    require_keys(got, ("conv2d", "depthwise"), "Return a dictionary with a number for each of the two kinds.")
+    for kind, wanted in (("conv2d", 15.0), ("depthwise", 1.0)):
+        do = "Divide the sum of MFLOP by the sum of MB, over the kernels whose operators begin with the kind."
         require(
-            got >= least - 1e-9, what, f"{least:.3f} or more: no server measures two trials at once", got, do
+            math.isclose(got[kind], wanted),
+            f"FLOP/byte of {kind} in a made-up profile",
+            wanted,
+            got[kind],
+            do,
         )
-        wanted = _greedy(seconds, servers)
-        require(np.isclose(got, wanted), what, f"{wanted:.3f}", f"{got:.3f}", do)
 
 
 @exercise(
     "09.2",
-    "A thread waits for 8 records and ends the tracker with SIGKILL; the main thread tunes.",
-    "tn.tune raises a ConnectionError. len(tn.records.read(log)) is the number of records that are left.",
-    minutes=20,
-    difficulty=3,
+    "tn.profile(tn.build(mod, params, opt_level=level), x).frame() has a column calls.",
+    'The answer is {0: …, 1: …, 2: …} with frame["calls"].sum() of each level.',
+    minutes=15,
+    difficulty=1,
 )
-def left_by_a_kill(answer):
-    """The records that are left when the tracker dies."""
-    left = int(answer)
-    do = "Let the tracker die in the second batch, after 8 records are written, and before the tuning ends."
-    require(8 <= left < 100, "the number of records", "8 or more, and fewer than 100 trials", left, do)
-    do = "Records are written by batches of 8: count the lines that tn.records.read returns."
-    require(left % 8 == 0, "the number of records", "whole batches of 8", left, do)
+def calls_by_level(answer):
+    """The kernel calls of ResNet-18 at opt levels 0, 1 and 2."""
+    require_keys(answer, (0, 1, 2), "Return a dictionary with the calls of each level.")
+    calls = [int(answer[level]) for level in (0, 1, 2)]
+    do = "Add up the column calls; a kernel may be called several times."
+    require(
+        min(calls) >= 20, "the fewest calls", "as many as there are convolutions, or more", min(calls), do
+    )
+    require(
+        calls[1] < calls[0] / 2, "the calls at level 1", "less than half of those at level 0", calls[1], do
+    )
+    require(calls[2] < calls[1], "the calls at level 2", "fewer than at level 1", calls[2], do)
 
 
 @exercise(
     "09.3",
-    "A trial that dies with its server is not to blame; a trial that crashes or hangs by itself is.",
-    "Section 4 shows a killed server, lesson 05 a trial that fails. The tracker assigns the servers.",
-    minutes=10,
-    difficulty=1,
+    "The fresh process needs tn.load, an input of the right shape, tn.profile and its method to_csv.",
+    'Read the file with pandas.read_csv("profile.csv"): this table is the answer.',
+    minutes=15,
+    difficulty=2,
 )
-def who_fails(answer):
-    """What happens after each failure."""
-    right = {
-        "a server is killed": "the trial is measured elsewhere",
-        "the kernel crashes": "the trial fails",
-        "the kernel hangs": "the trial fails",
-        "the kernel computes a wrong result": "the trial fails",
-        "the tracker is killed": "the tuning stops",
-    }
-    results = sorted(set(right.values()))
-    for failure, wanted in right.items():
-        got = dict(answer).get(failure)
+def loaded_profile(answer):
+    """The profile of a loaded network, as a table."""
+    columns = list(getattr(answer, "columns", []))
+    for name in ("operators", "schedule", "MFLOP", "calls"):
         require(
-            got in results,
-            f"what happens when {failure}",
-            f"one of {', '.join(results)}",
-            repr(got),
-            "Choose one.",
+            name in columns,
+            "the columns",
+            f"{name} among them",
+            columns,
+            "Write the file with profile.to_csv(…).",
         )
-        do = "Would the trial end the same way on another server? Who hands out the servers?"
-        require(got == wanted, f"what happens when {failure}", "another of the three", repr(got), do)
+    do = "Profile the whole network, tuned or not, at opt level 3."
+    require(len(answer) >= 5, "the number of kernels", "5 or more", len(answer), do)
+    empty = int(answer["operators"].isna().sum())
+    require(empty == 0, "the kernels without operators", 0, empty, do)
+    scheduled = int(answer["schedule"].fillna("").str.contains("conv2d|winograd").sum())
+    require(scheduled >= 3, "the kernels with a schedule for convolutions", "3 or more", scheduled, do)

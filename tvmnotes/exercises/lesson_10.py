@@ -1,81 +1,58 @@
-"""Exercises of lesson 10: blocks of a batch, convolutions to merge, and some that must not be merged."""
+"""Exercises of lesson 10: early stopping, what a record is for, and trials where they matter."""
 
-from .exercise import exercise, require, require_keys
+from .exercise import exercise, require
 
 
 @exercise(
     "10.1",
-    "A block computes a tile of 32 pixels by 32 channels. A tile that is only partly full is a block too.",
-    "Round both quotients up, and multiply: ceil(pictures * pixels / 32) * ceil(channels / 32). Below 256, "
-    "do it again with tiles of 8 pixels.",
-    minutes=15,
-    difficulty=2,
+    "tn.tune takes early_stopping=8 and returns a table; .frame() has a column trials.",
+    'The answer is list(tuning.frame()["trials"]), for all tasks of the digits network.',
+    minutes=10,
+    difficulty=1,
 )
-def blocks(answer):
-    """The blocks of a convolution as a matrix product."""
-    cases = {(1, 49, 512): 112, (8, 196, 256): 392, (8, 49, 512): 784, (3, 49, 100): 76}
-    for (pictures, pixels, channels), wanted in cases.items():
-        got = answer(pictures, pixels, channels)
-        what = f"the blocks for {pictures} pictures of {pixels} pixels and {channels} channels"
-        do = "The pixels of all pictures are one axis, which is cut into tiles of 32, or of 8; round up once."
-        require(got == wanted, what, wanted, got, do)
+def stopped_early(answer):
+    """The trials of each task of the digits network, with early stopping."""
+    trials = [int(count) for count in answer]
+    do = "Tune the whole network, and take the column trials."
+    require(len(trials) >= 5, "the number of tasks", "5 or more", len(trials), do)
+    require(min(trials) >= 1, "the fewest trials of a task", "1 or more", min(trials), do)
+    average = sum(trials) / len(trials)
+    do = "Without early_stopping a task may have 32 trials; tune with early_stopping=8."
+    require(average < 32, "the average number of trials", "fewer than 32", f"{average:.0f}", do)
 
 
 @exercise(
     "10.2",
-    'Count "nn.conv2d" among the operators before and after combine_parallel_ops().',
-    "Two convolutions merge only if they read the same value with windows, strides and padding alike.",
-    minutes=15,
-    difficulty=2,
+    "Build the network for batches of 1 and 8, and print lib.tuned of both. Then change other things.",
+    "A record is for a workload, which is an operator with its shapes, on a target.",
+    minutes=10,
+    difficulty=1,
 )
-def merged(answer):
-    """The convolutions of three networks after the merge."""
-    before = {"squeezenet1_1": 26, "inception_v3": 94, "resnet50": 53}
-    after = {"squeezenet1_1": 26, "inception_v3": 75, "resnet50": 52}
-    require_keys(answer, tuple(before), "Return a dictionary with a number for each network.")
-    for name, wanted in after.items():
-        got = int(answer[name])
-        do = "Fold first (combine_parallel.prepared), then merge, and count again."
-        require(got <= before[name], f"the convolutions of {name}", f"{before[name]} or fewer", got, do)
-        require(
-            got == wanted,
-            f"the convolutions of {name} after the merge",
-            "one for each group that agrees",
-            got,
-            do,
-        )
+def belongs_to_a_record(answer):
+    """What must be the same for a record to be used."""
+    parts = {"batch size", "channels", "seed", "target", "weights"}
+    chosen = set(answer)
+    do = f"Choose among {', '.join(sorted(parts))}."
+    require(chosen <= parts, "the parts", "only names of the list", sorted(chosen - parts), do)
+    do = "Which of them change the loops of a kernel, or how fast they run?"
+    needed = {"batch size", "channels", "target"}
+    require(chosen <= needed, "the parts", "only what a record depends on", sorted(chosen), do)
+    do = "A workload is an operator with its shapes, and a time is valid for one kind of machine."
+    require(chosen == needed, "the parts", "all that a record depends on", sorted(chosen), do)
 
 
 @exercise(
     "10.3",
-    "Convolutions with different paddings cannot be merged; different activations do not matter.",
-    "First: paddings 0 and 1, twice torch.relu. Second: paddings 1 and 1, torch.relu and torch.sigmoid.",
+    "tn.tuning.tasks(mod, params) lists the tasks; tn.tune takes three of them as tasks=[…], and trials=192.",
+    'tuning.frame()["ratio"] has the time after, divided by the time before: dict(…) of it is the answer.',
     minutes=20,
-    difficulty=3,
+    difficulty=2,
 )
-def not_merged(answer):
-    """The operators of a network that is not merged, and of one that is merged up to its activations."""
-    require(
-        len(answer) == 2,
-        "the number of graphs",
-        2,
-        len(answer),
-        "Pass the operators of both, after the pass.",
-    )
-    first, second = (list(operators) for operators in answer)
-    do = "Give the two convolutions something that differs, such as the padding."
-    require(
-        first.count("nn.conv2d") == 2, "the convolutions of the first graph", 2, first.count("nn.conv2d"), do
-    )
-    require("split" not in first, "the operators of the first graph", "no split", first, do)
-    do = "Let the convolutions agree in everything, and read the same value."
-    require(
-        second.count("nn.conv2d") == 1,
-        "the convolutions of the second graph",
-        1,
-        second.count("nn.conv2d"),
-        do,
-    )
-    require(second.count("split") == 1, "the splits of the second graph", 1, second.count("split"), do)
-    after = second[second.index("split") + 1 :]
-    require(len(set(after)) == 2, "the operators after the split", "two different activations", after, do)
+def shared_trials(answer):
+    """The ratios of three tasks that share their trials."""
+    ratios = {str(name): float(ratio) for name, ratio in dict(answer).items()}
+    require(len(ratios) == 3, "the number of tasks", 3, len(ratios), "Choose three with tasks=[…].")
+    do = "A ratio is the time after tuning, divided by the time before."
+    require(min(ratios.values()) > 0, "the smallest ratio", "above 0", min(ratios.values()), do)
+    do = "The default config takes part in the finals, so the best cannot be slower: take the column ratio."
+    require(max(ratios.values()) <= 1, "the largest ratio", "1 or less", max(ratios.values()), do)

@@ -1,88 +1,92 @@
-"""Exercises of lesson 12: an ONNX file all the way, a vote, and the first part that differs."""
+"""Exercises of lesson 12: trials shared by servers, what a kill leaves, and who fails."""
+
+import heapq
 
 import numpy as np
-import torch
 
-from .exercise import agree, array, exercise, require, require_keys
+from .exercise import exercise, require
+
+
+def _greedy(seconds: list[float], servers: int) -> float:
+    free = [0.0] * servers
+    for each in seconds:
+        heapq.heappush(free, heapq.heappop(free) + each)
+    return max(free)
 
 
 @exercise(
     "12.1",
-    'An onnxruntime.InferenceSession answers with session.run(None, {"data": x})[0]: this is the reference.',
-    "The answer has the results of the file, the compiled network and the loaded one, under these names.",
-    minutes=25,
+    "Keep the moment at which each server is free. The next trial goes to the server with the earliest.",
+    "Start with [0.0] * servers; add each trial's seconds to the smallest number; return the largest.",
+    minutes=20,
     difficulty=2,
 )
-def whole_way(answer):
-    """An ONNX file, compiled, saved and loaded."""
-    require_keys(answer, ("original", "compiled", "loaded"), "Return a dictionary with these three results.")
-    original, compiled, loaded = (array(answer[name]) for name in ("original", "compiled", "loaded"))
-    require(
-        bool(np.any(original)),
-        "the result of ONNX Runtime",
-        "numbers other than 0",
-        "only zeros",
-        "Run a picture.",
-    )
-    agree(compiled, original, "the result of the compiled network", "Give both the same input.")
-    differ = int((loaded != compiled).sum())
-    require(differ == 0, "the results that differ after loading", 0, differ, "Save and load the same build.")
-
-
-class _Votes(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, labels):
-        """Call the function."""
-        return self.function(labels)
+def measured_after(answer):
+    """The time until all trials are measured."""
+    do = "A free server measures the next trial, in the order of the list."
+    for seconds, servers in (
+        ([2.0, 2.0, 2.0], 1),
+        ([3.0, 1.0, 1.0, 1.0], 2),
+        ([1.0, 1.0, 4.0], 2),
+        ([5.0], 3),
+    ):
+        got = answer(list(seconds), servers)
+        wanted = _greedy(seconds, servers)
+        require(np.isclose(got, wanted), f"the time of {seconds} on {servers} servers", wanted, got, do)
+    rng = np.random.default_rng(0)
+    for servers in (2, 3, 5):
+        seconds = rng.uniform(0.1, 2, 40).tolist()
+        got = answer(list(seconds), servers)
+        least = max(sum(seconds) / servers, max(seconds))
+        what = f"the time of 40 random trials on {servers} servers"
+        require(
+            got >= least - 1e-9, what, f"{least:.3f} or more: no server measures two trials at once", got, do
+        )
+        wanted = _greedy(seconds, servers)
+        require(np.isclose(got, wanted), what, f"{wanted:.3f}", f"{got:.3f}", do)
 
 
 @exercise(
     "12.2",
-    "A vote is a count: compare each label with each of the ten classes, and add up the matches.",
-    "(labels[:, :, None] == torch.arange(10)).sum(1) counts each class; argmax(1) picks the first largest.",
+    "A thread waits for 8 records and ends the tracker with SIGKILL; the main thread tunes.",
+    "tn.tune raises a ConnectionError. len(tn.records.read(log)) is the number of records that are left.",
     minutes=20,
-    difficulty=2,
+    difficulty=3,
 )
-def votes(answer):
-    """The vote of five classifiers without torch.mode."""
-    generator = torch.Generator().manual_seed(0)
-    for high in (10, 3):
-        labels = torch.randint(0, high, (64, 5), generator=generator)
-        wanted = torch.mode(labels, dim=1).values.numpy()
-        got = array(answer(labels))
-        do = "Return one label for each row; of labels with equally many votes, the smallest."
-        require(got.shape == wanted.shape, "the shape of the votes", wanted.shape, got.shape, do)
-        equal = int((got == wanted).sum())
-        require(equal == 64, "the votes that equal torch.mode's", 64, equal, do)
-    code = torch.export.export(_Votes(answer), (labels,)).graph_module.code
-    do = "Write it with operators that the importer has."
-    require(
-        "aten.mode" not in code, "the operators of the exported function", "no aten.mode", "aten.mode", do
-    )
+def left_by_a_kill(answer):
+    """The records that are left when the tracker dies."""
+    left = int(answer)
+    do = "Let the tracker die in the second batch, after 8 records are written, and before the tuning ends."
+    require(8 <= left < 100, "the number of records", "8 or more, and fewer than 100 trials", left, do)
+    do = "Records are written by batches of 8: count the lines that tn.records.read returns."
+    require(left % 8 == 0, "the number of records", "whole batches of 8", left, do)
 
 
 @exercise(
     "12.3",
-    "Rounding is relative: divide a part's largest difference by the largest magnitude expected of it.",
-    "Return the number of the first part whose relative difference is above 1e-4, and None if there is none.",
-    minutes=25,
-    difficulty=3,
+    "A trial that dies with its server is not to blame; a trial that crashes or hangs by itself is.",
+    "Section 4 shows a killed server, lesson 10 a trial that fails. The tracker assigns the servers.",
+    minutes=10,
+    difficulty=1,
 )
-def first_part_that_differs(answer):
-    """The first part of a network that differs by more than rounding."""
-    rng = np.random.default_rng(0)
-    scales = (1.0, 1e3, 1e-3, 1e5, 1.0, 1e-2)
-    expected = [scale * rng.standard_normal((2, 8)) for scale in scales]
-    rounded = [value * (1 + 1e-7 * rng.standard_normal(value.shape)) for value in expected]
-    do = "Divide by the largest magnitude of the expected value before you compare with 1e-4."
-    got = answer(rounded, expected)
-    require(got is None, "the first part where all differ by rounding", None, got, do)
-    for first in (2, 0, 5):
-        results = [value * 1.01 if number >= first else value for number, value in enumerate(rounded)]
-        got = answer(results, expected)
-        require(got == first, f"the first part where {first} and those after it are spoiled", first, got, do)
+def who_fails(answer):
+    """What happens after each failure."""
+    right = {
+        "a server is killed": "the trial is measured elsewhere",
+        "the kernel crashes": "the trial fails",
+        "the kernel hangs": "the trial fails",
+        "the kernel computes a wrong result": "the trial fails",
+        "the tracker is killed": "the tuning stops",
+    }
+    results = sorted(set(right.values()))
+    for failure, wanted in right.items():
+        got = dict(answer).get(failure)
+        require(
+            got in results,
+            f"what happens when {failure}",
+            f"one of {', '.join(results)}",
+            repr(got),
+            "Choose one.",
+        )
+        do = "Would the trial end the same way on another server? Who hands out the servers?"
+        require(got == wanted, f"what happens when {failure}", "another of the three", repr(got), do)

@@ -64,7 +64,7 @@ def least_time(answer):
 
 @exercise(
     "capstone.2",
-    "Begin with step 6 of lesson 04: a tile of pixels, `out` moved into it, the sums in a local buffer.",
+    "Begin with step 6 of lesson 06: a tile of pixels, `out` moved into it, the sums in a local buffer.",
     "Split y and x; order: n, o, part, row, tile, kh, kw, pixel, c; put `pad` into the parallel loop.",
     minutes=90,
     difficulty=3,
