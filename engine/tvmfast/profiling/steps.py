@@ -246,10 +246,13 @@ def matched(twin: Graph, graph: Graph, values: Mapping[str, str]) -> dict[int, s
             if tag == "equal" or (same_length and tag == "replace" and j - i == m - k):
                 yield from zip(rows[i:j], columns[k:m], strict=True)
             elif not same_length:
-                yield from match(lambda step: step[1].operator, rows[i:j], columns[k:m], True)
+                yield from match(name, rows[i:j], columns[k:m], True)
+
+    def name(step):  # "conv2d" of the operator nn.conv2d as of the kernel conv2d1
+        return step[1].operator.rpartition(".")[2].rstrip("0123456789")
 
     def key(step):
-        return step[1].operator, str(static_shape(step[1].var.ty))
+        return name(step), str(static_shape(step[1].var.ty))
 
     both = match(key, [*enumerate(twin.steps)], [*enumerate(graph.steps)], False)
     pairs = {n: m for (n, _), (m, _) in both}
