@@ -25,7 +25,6 @@ class BuildContext:
         arrays: The network's parameters, by name.
         specializations: Values of dynamic dims, and the network specialized for them, in the order in which
             a call tries them.
-        cut: How many passes run before those of level 0 alone follow; None: all. See `tvmfast.diverge`.
     """
 
     target: tvm.target.Target
@@ -35,7 +34,6 @@ class BuildContext:
     state: Mapping[str, int] = dataclasses.field(default_factory=dict)
     arrays: Mapping[str, tvm.runtime.Tensor] = dataclasses.field(default_factory=dict)
     specializations: tuple[tuple[dict[str, int], tvm.IRModule], ...] = ()
-    cut: int | None = None
 
     @property
     def for_gpu(self) -> bool:

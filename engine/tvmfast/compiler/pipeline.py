@@ -3,7 +3,6 @@
 `build` runs `passes`, then `lift_constants`, `describe` and `bundle`, and hands `lowering()` to TVM.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 
@@ -47,15 +46,6 @@ _OPERATORS = "tvmfast.operators"  # attribute of a module: what each kernel fuse
 
 def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
-    leveled = _leveled(context)
-    cut = len(leveled) if context.cut is None else context.cut
-    plain = _leveled(dataclasses.replace(context, opt_level=0)) if cut < len(leveled) else []
-    chosen = [each for level, each in leveled[:cut] if level <= context.opt_level]
-    return chosen + [each for level, each in plain[cut:] if level == 0]
-
-
-def _leveled(context: BuildContext) -> list[tuple[int, tvm.transform.Pass]]:
-    """List all passes, each with the lowest opt level that has it; as many at every opt level."""
     simd, lookup = context.simd, context.lookup
     half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
@@ -68,7 +58,7 @@ def _leveled(context: BuildContext) -> list[tuple[int, tvm.transform.Pass]]:
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     updates = partial_updates_to_kernels() if simd else partial_updates_to_scatter()
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `gpu.scheduled` does it
-    return [
+    from_level = [
         # the graph
         (3, fold_batch_norm()),
         (0, t.DecomposeOpsForInference()),
@@ -104,6 +94,7 @@ def _leveled(context: BuildContext) -> list[tuple[int, tvm.transform.Pass]]:
         *([(0, update_in_place(context.state))] if context.state else []),
         *([(0, begin_reductions())] if context.dims else []),
     ]
+    return [each for level, each in from_level if context.opt_level >= level]
 
 
 def lowering(dims: Mapping[str, Dim] | None = None, plan: dict | None = None) -> tvm.transform.Pass:

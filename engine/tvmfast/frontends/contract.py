@@ -20,8 +20,8 @@ class Recording:
     """Where an import has put the values of the framework's graph.
 
     Attributes:
-        values: The name of the variable of `main` by the value's name in the framework: of a torch.fx node,
-            an ONNX tensor, an MXNet node.
+        values: The name of a value in the framework (of a torch.fx node, an ONNX tensor, an MXNet node), by
+            the name of the variable of `main` that holds it.
         source: The graph that TVM's importer was given, if the frontend rewrites it: an ExportedProgram.
     """
 
@@ -66,8 +66,8 @@ def as_model(
         IndexError: A weight holds an index out of range.
     """
     if recording := _recording.get():
-        found = {str(name): value for name, value in (values or {}).items() if isinstance(value, relax.Var)}
-        recording.values = {name: value.name for name, value in found.items()}
+        found = {value: str(name) for name, value in (values or {}).items() if isinstance(value, relax.Var)}
+        recording.values = {value.name: name for value, name in found.items()}
         recording.source = source
     main, inputs = mod["main"], list(inputs)
     if taken := [name for name in inputs if name in weights]:

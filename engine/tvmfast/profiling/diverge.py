@@ -1,7 +1,7 @@
 """`diverge`: where a network's values leave those of a reference by more than rounding explains."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ from ..compiler import pipeline
 from ..compiler.build import compiled, resolved
 from ..core import annotations
 from ..core.compat import pass_lock
-from ..core.relax import op_name, static_shape
-from ..core.specs import dtype_of
+from ..core.relax import op_name
 from ..core.table import Table
 from ..runtime.compiled import Compiled
+from ..runtime.tensors import to_numpy
 from .profiler import schedule_text
 from .references import reference_of
 from .steps import Graph, Itself, Step, in_float64, matched
@@ -54,12 +54,6 @@ class Divergence(Table):
     def first(self) -> Value | None:
         """The first value beyond its tolerance."""
         return next((value for value in self.values if value.fault), None)
-
-    @property
-    def last_good(self) -> Value | None:
-        """The value before that."""
-        first = self.values.index(self.first) if self.first else len(self.values)
-        return self.values[first - 1] if first else None
 
     @property
     def summary(self) -> str:  # type: ignore[override]
@@ -139,98 +133,69 @@ def diverge(
         raise ValueError(
             f"mod: expected static dims, this module has {', '.join(context.dims)}; import it for x's shape"
         )
-    inputs = _inputs(mod["main"], x)
+    lib = compiled(mod, context)
+    positions = x if isinstance(x, list | tuple) else [] if x is None or isinstance(x, Mapping) else [x]
+    given = lib.input_tensors(lib.bind(positions, x if isinstance(x, Mapping) else {}))
+    inputs = {spec.name: to_numpy(each) for spec, each in zip(lib.inputs, given, strict=True)}
     with pass_lock, context.target:
-        graph = Graph(mod)
         if reference is None:
             wide = in_float64(mod)
-            beside: Any = Itself(wide or mod, inputs, rounded=wide is None)
-            pairs = {n: n for n, step in enumerate(graph.steps) if step.is_value}
+            graph, beside, pairs = _beside_itself(mod, wide or mod, inputs, wide is None)
         else:
-            beside = reference_of(reference, inputs, params)
+            graph, beside = Graph(mod), reference_of(reference, inputs, params)
             pairs = matched(Graph(beside.mod), graph, beside.values)
-        values = list(_compared(graph, inputs, beside, pairs, limit))
-        lib = compiled(mod, context)
-        if not any(value.fault for value in values) and (scheduled := _scheduled(mod, context)):
-            plain, graph_of_kernels = scheduled
-            pairs = {n: n for n, step in enumerate(graph_of_kernels.steps) if step.is_value}
-            values += _compared(graph_of_kernels, inputs, Itself(plain, inputs, rounded=True), pairs, limit)
-        outputs = _Outputs(graph, inputs, lib)
-        values += outputs.compared(lib, beside.outputs())
-        moved = outputs.moved_by(mod, context, passes) if passes else None
+        values = [*_compared(graph, inputs, beside, pairs, limit)]
+        if not any(value.fault for value in values) and (kernels := _scheduled(mod, context)):
+            of_kernels, plain, both = _beside_itself(*kernels, inputs, True)
+            values += _compared(of_kernels, inputs, plain, both, limit)
+        compared = _comparison(graph, inputs, lib)
+        values += compared(lib, beside.outputs())
+        listed = pipeline.passes(context) if passes is True else [*passes] if passes else []
+        moved = _moved_by(mod, context, listed, inputs, compared) if listed else None
     return Divergence(values, moved)
 
 
-def _inputs(main: relax.Function, x: Any) -> dict[str, np.ndarray]:
-    """Return the inputs by name, as arrays of main's types."""
-    params = list(main.params)
-    given = x if isinstance(x, list | tuple | Mapping) else [] if x is None else [x]
-    listed = "; ".join(f"{p.name}: {p.ty.dtype}{static_shape(p.ty)}" for p in params)
-    names = {p.name for p in params}
-    if len(given) != len(params) or (isinstance(given, Mapping) and set(given) != names):
-        raise ValueError(f"x: expected {len(params)} inputs ({listed}), got {len(given)}")
-    arrays = {}
-    for n, param in enumerate(params):
-        value = given[param.name] if isinstance(given, Mapping) else given[n]
-        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
-        if (array.shape, dtype_of(array)) != (static_shape(param.ty), str(param.ty.dtype)):
-            raise ValueError(f"x: expected {listed}; got {array.dtype}{array.shape} for {param.name}")
-        arrays[param.name] = array
-    return arrays
+def _run(lib: Compiled, inputs: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
+    results = lib(*inputs)
+    return results if isinstance(results, tuple) else (results,)
 
 
 # ---------------------------------------------------------------- comparing
 
 
 def _compared(
-    graph: Graph, inputs: Mapping[str, np.ndarray], beside: Any, pairs: Mapping[int, Any], limit: int
+    graph: Graph, inputs: Mapping[str, np.ndarray], beside: Any, pairs: Mapping[Step, Any], limit: int
 ) -> Iterator[Value]:
     """Yield a value of a graph beside a reference's for each pair of a step and a name in the reference.
 
     Each step reads the reference's values where there are any. Values are held for as long as they are read.
     """
     known: dict[relax.Var, np.ndarray] = dict(zip(graph.main.params, inputs.values(), strict=True))
-    # What has been computed since the reference's last values: terms and operators, one after another, and
-    # the coarsest eps.
-    since: dict[relax.Var, tuple[float, float, tuple]] = {}
-    stop = 0
-    while stop < len(graph.steps):
-        start, held = stop, 0
-        while stop < len(graph.steps) and (stop == start or held + graph.steps[stop].bytes <= limit):
-            held += graph.steps[stop].bytes
-            stop += 1
-        wanted = beside.read([pairs[n] for n in range(start, stop) if n in pairs])
-        for n in range(start, stop):
-            step = graph.steps[n]
-            array = wanted.get(pairs.get(n))
-            if array is not None and array.shape == static_shape(step.var.ty):
+    since: dict[relax.Var, list[Step]] = {}  # what has been computed since the reference's last values
+    for start, stop in graph.parts(limit):
+        steps = graph.steps[start:stop]
+        wanted = beside.read([pairs[step] for step in steps if step in pairs])
+        for step in steps:
+            array = wanted[pairs[step]] if step in pairs else None
+            if array is not None and array.shape == step.shape:
                 known[step.var] = cast(array, step.var.ty.dtype)
-        lib, reads, made = graph.part(start, stop, known)
-        if lib is not None:
-            arrays = [known[var] for var in reads]
-            results, moved = lib(*arrays), lib(*map(shifted, arrays))
-            own = {step.var: pair for step, *pair in zip(made, results, moved, strict=True)}
-        for n in range(start, stop):
-            step = graph.steps[n]
-            before = [since[var] for var in step.reads if var in since]
-            terms = graph.terms(step) + max((each[0] for each in before), default=0)
-            eps = max(graph.eps(step), *(each[1] for each in before), 0)
-            operators = tuple(dict.fromkeys(name for each in before for name in each[2]))
-            if step.reads and not isinstance(step.value, relax.TupleGetItem):
-                operators += (step.operator,)
-            array = wanted.get(pairs.get(n)) if step.is_value else None
-            if array is not None:
+        made = graph.run(start, stop, known, lambda array: array, shifted)
+        for step in steps:
+            chain = [*dict.fromkeys(each for var in step.reads for each in since.get(var, ())), step]
+            if step in pairs:
+                eps, terms = max(map(graph.eps, chain)), sum(map(graph.terms, chain))
+                operators = dict.fromkeys(each.operator for each in chain if each.reads and each.operator)
                 yield dataclasses.replace(
-                    compare(*own[step.var], array, terms, eps, beside.rounded),
+                    compare(*made[step], wanted[pairs[step]], terms, eps, beside.rounded),
                     name=step.var.name,
                     operator=" + ".join(operators) or step.operator,
-                    reference=pairs[n] if isinstance(pairs[n], str) else "",
+                    reference=pairs[step] if isinstance(pairs[step], str) else "",
                     rule=_rule(graph.mod, step),
                 )
             if step.var not in known:
-                since[step.var] = terms, eps, operators
-                if step.is_value:
-                    known[step.var] = own[step.var][0]
+                since[step.var] = chain
+                if step in made:
+                    known[step.var] = made[step][0]
         known = {var: array for var, array in known.items() if graph.last.get(var, -1) >= stop}
 
 
@@ -241,73 +206,60 @@ def _rule(mod: tvm.IRModule, step: Step) -> str:
     return "" if schedule["family"] == "none" else schedule_text(schedule)
 
 
-def _scheduled(mod: tvm.IRModule, context: Any) -> tuple[tvm.IRModule, Graph] | None:
-    """Return the kernels of a build before they are scheduled and after; None if none is."""
+def _beside_itself(mod: tvm.IRModule, twin: tvm.IRModule, inputs: Mapping, rounded: bool) -> tuple:
+    """Return a module's graph, a reference that is the twin, and which step is which."""
+    graph, beside = Graph(mod), Itself(twin, inputs, rounded)
+    both = zip(graph.steps, beside.graph.steps, strict=True)
+    return graph, beside, {step: other for step, other in both if step.shape is not None}
+
+
+def _scheduled(mod: tvm.IRModule, context: Any) -> tuple[tvm.IRModule, tvm.IRModule] | None:
+    """Return the kernels of a build after they are scheduled and before; None if none is."""
     for step in pipeline.passes(context):
         if str(step.info.name) == "ScheduleKernels":
-            return mod, Graph(step(mod))
+            return step(mod), mod
         mod = step(mod)
     return None
 
 
-class _Outputs:
-    """A build's outputs, and what rounding may do to them: all sums of the network one after another."""
+def _comparison(graph: Graph, inputs: Mapping[str, np.ndarray], lib: Compiled) -> Callable:
+    """Return a function that compares a library's outputs: all sums of the network follow one another."""
+    terms = sum(map(graph.terms, graph.steps))
+    eps = max(map(graph.eps, graph.steps), default=0.0)
+    moved = _run(lib, map(shifted, inputs.values()))
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, np.ndarray], lib: Compiled):
-        self.inputs = [*inputs.values()]
-        self.terms = sum(map(graph.terms, graph.steps))
-        self.eps = max(map(graph.eps, graph.steps), default=0.0)
-        self.moved = self.run(lib, map(shifted, self.inputs))
-
-    def run(self, lib: Compiled, inputs: Any = None) -> tuple[np.ndarray, ...]:
-        """Run a library on the inputs."""
-        results = lib(*(self.inputs if inputs is None else inputs))
-        return results if isinstance(results, tuple) else (results,)
-
-    def compared(self, lib: Compiled, wanted: Sequence[np.ndarray]) -> list[Value]:
-        """Compare the outputs of a library."""
-        got = self.run(lib)
+    def compared(lib, wanted):
+        got = _run(lib, inputs.values())
         if len(got) != len(wanted):
             raise ValueError(f"mod: it has {len(got)} outputs, and the reference {len(wanted)}")
-        values = [
-            compare(*each, self.terms, self.eps, True) for each in zip(got, self.moved, wanted, strict=True)
-        ]
+        values = [compare(*each, terms, eps, True) for each in zip(got, moved, wanted, strict=True)]
         return [
             dataclasses.replace(value, name=f"output{n}", operator="the whole build")
             for n, value in enumerate(values)
         ]
 
-    def moved_by(self, mod: tvm.IRModule, context: Any, passes: Any) -> str:
-        """Return the names of the passes after which the outputs leave those of opt level 0."""
-        listed = pipeline.passes(context) if passes is True else list(passes)
+    return compared
 
-        def build_at(number):
-            if passes is True:
-                return compiled(mod, dataclasses.replace(context, cut=number))
-            changed = mod
-            for each in listed[:number]:
-                changed = each(changed)
-            return compiled(changed, dataclasses.replace(context, opt_level=0))
 
-        plain = self.run(build_at(0))
+def _moved_by(mod: tvm.IRModule, context: Any, passes: list, inputs: Mapping, compared: Callable) -> str:
+    """Return the names of the passes after which the outputs leave those of opt level 0."""
+    plain, modules = dataclasses.replace(context, opt_level=0), [mod]
+    for each in passes:
+        modules.append(each(modules[-1]))
+    wanted = _run(compiled(mod, plain), inputs.values())
 
-        def has_moved(number):
-            try:
-                lib = build_at(number)
-            except Exception:  # a build cannot stop there: FuseOps has made groups that FuseTIR has to merge
-                if number == len(listed):
-                    raise
-                return None
-            return any(value.fault for value in self.compared(lib, plain))
+    def has_moved(number):
+        return any(value.fault for value in compared(compiled(modules[number], plain), wanted))
 
-        low, high = 0, len(listed)
-        if not has_moved(high):
-            return ""
-        untried = set(range(high))
-        while between := [number for number in sorted(untried) if low < number < high]:
-            middle = between[len(between) // 2]
-            untried.remove(middle)
-            moved = has_moved(middle)
-            if moved is not None:
-                low, high = (low, middle) if moved else (middle, high)
-        return ", ".join(str(each.info.name) for each in listed[low:high])
+    low, high = 0, len(passes)
+    if not has_moved(high):
+        return ""
+    between = [*range(1, high)]
+    while between:
+        middle = between.pop(len(between) // 2)
+        try:
+            low, high = (low, middle) if has_moved(middle) else (middle, high)
+        except Exception:  # a build cannot stop there: FuseOps has made groups that FuseTIR has to merge
+            continue
+        between = [number for number in between if low < number < high]
+    return ", ".join(str(each.info.name) for each in passes[low:high])

@@ -1,7 +1,7 @@
 """A value of a network beside a reference's: its error, and how much of it rounding explains."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -29,69 +29,62 @@ class Value:
         fault: What is wrong if the value is beyond the tolerance, else an empty text.
     """
 
-    name: str
-    operator: str
-    reference: str
-    shape: tuple[int, ...]
-    error: float
-    tolerance: float
-    cosine: float
-    nans: int
-    infinities: int
+    name: str = ""
+    operator: str = ""
+    reference: str = ""
+    shape: tuple[int, ...] = ()
+    error: float = math.inf
+    tolerance: float = 0.0
+    cosine: float = 0.0
+    nans: int = 0
+    infinities: int = 0
     rule: str = ""
     fault: str = ""
 
 
 def compare(got, moved, wanted, terms: float, eps: float, rounded: bool) -> Value:
-    """Compare an array with a reference's; `moved` is what it became when its inputs moved."""
-    shape, tolerance = got.shape, 0.0
-    if shape != wanted.shape:
-        fault = f"its shape is {shape}, the reference's {wanted.shape}"
-        return Value("", "", "", shape, math.inf, 0.0, 0.0, *_counts(got), fault=fault)
-    nans, infinities = _counts(got)
+    """Compare an array with a reference's; `moved` is what it became when its inputs moved.
+
+    `terms` and `eps` are those of `rounding.share`; `rounded` says that the reference is rounded too.
+    """
     floats = got.dtype.kind == "f" or got.dtype == ml_dtypes.bfloat16
     with np.errstate(all="ignore"):
-        fits = wanted.astype("float32") if floats else wanted  # beyond float32, an infinity is right
         ours, theirs, other = (np.asarray(each, "float64").ravel() for each in (got, wanted, moved))
-        special = ~np.isfinite(np.asarray(fits, "float64").ravel())
-        theirs = np.where(special, np.asarray(fits, "float64").ravel(), theirs)
-        unlike = (special | ~np.isfinite(ours)) & ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
-        if not floats:  # what a small move of the inputs turns may be either
-            unlike = (ours != theirs) & (ours == other)
-        good = np.isfinite(ours) & ~special
-        ours, theirs, other = ours[good], theirs[good], other[good]
+        value = Value(shape=got.shape, nans=int(np.isnan(ours).sum()), infinities=int(np.isinf(ours).sum()))
+        if got.shape != wanted.shape:
+            return replace(value, fault=f"its shape is {got.shape}, the reference's {wanted.shape}")
+        if floats:  # beyond float32, an infinity is right
+            theirs = np.where(np.isfinite(theirs.astype("float32")), theirs, theirs.astype("float32"))
+        finite = np.isfinite(ours) & np.isfinite(theirs)
+        unlike = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
+        # Of integers, what a small move of the inputs turns may be either.
+        unlike &= ~finite if floats else ours == other
+        ours, theirs, other = ours[finite], theirs[finite], other[finite]
         size = float(np.abs(theirs).max(initial=0)) or 1.0
-        error = float(np.abs(ours - theirs).max(initial=0)) / size
+        error, tolerance = float(np.abs(ours - theirs).max(initial=0)) / size, 0.0
         if floats:
             change = np.abs(other - ours)
             condition = float(change[np.isfinite(change)].max(initial=0)) / math.sqrt(eps) / size
             factor = rounding.share(terms, eps, float(np.finfo("float32").eps)) * (2 if rounded else 1)
             tolerance = factor * (1 + condition)
         norms = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
+    cosine = float(ours @ theirs) / norms if norms else float(np.array_equal(ours, theirs))
     fault = ""
     if unlike.any():
         what = "NaN or infinite where the reference is not, or the reverse" if floats else "of another value"
         fault = f"{unlike.sum()} of {unlike.size} elements are {what}"
     elif floats and error > tolerance:
         fault = f"its error is {error:.1e}, of which rounding explains {tolerance:.1e}"
-    cosine = float(ours @ theirs) / norms if norms else float(np.array_equal(ours, theirs))
-    return Value("", "", "", shape, error, tolerance, cosine, nans, infinities, fault=fault)
-
-
-def _counts(array: np.ndarray) -> tuple[int, int]:
-    if array.dtype.kind in "biu":
-        return 0, 0
-    return int(np.isnan(array).sum()), int(np.isinf(array).sum())
+    return replace(value, error=error, tolerance=tolerance, cosine=cosine, fault=fault)
 
 
 def shifted(array: np.ndarray) -> np.ndarray:
     """Return numbers that have moved at random by the root of their precision, as a share of themselves."""
-    if array.dtype.kind in "biu":
+    if not (eps := eps_of(dtype_of(array))):
         return array
-    step = math.sqrt(eps_of(dtype_of(array)))
-    signs = np.random.default_rng(0).choice((-step, step), array.shape)
+    signs = np.random.default_rng(0).choice((-1, 1), array.shape)
     with np.errstate(all="ignore"):
-        return (array.astype("float64") * (1 + signs)).astype(array.dtype)
+        return (array.astype("float64") * (1 + math.sqrt(eps) * signs)).astype(array.dtype)
 
 
 def cast(array: np.ndarray, dtype: Any) -> np.ndarray:
