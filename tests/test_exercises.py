@@ -52,7 +52,7 @@ def end_to_end(passes, mod, is_right):
     for each in passes:
         mod = each(mod)
         if not is_right(mod):
-            return str(each.info.name)
+            return [str(each.info.name)]
 
 
 def without_vectors(n):

@@ -90,7 +90,7 @@ def test_the_kernel_is_wrong_from_column_24_on(file):
     assert "[24, 25, 26, 27, 28, 29]" in printed("where") and "columns [24 25 26 27 28 29]" in printed("report")
 
 
-def test_each_network_is_wrong_by_hundreds_of_times_the_tolerance(block, file):
+def test_each_network_is_wrong_by_thousands_of_times_the_tolerance(block, file):
     eps = np.finfo("float32").eps
     passed = block._replace(mod=relax.transform.BindParams("main", block.params)(block.mod), params={})
     for each in block.passes:
@@ -103,4 +103,4 @@ def test_each_network_is_wrong_by_hundreds_of_times_the_tolerance(block, file):
                 wanted = network.reference(torch.from_numpy(network.x)).numpy()
         got = tn.build(network.mod, network.params, opt_level=0)(network.x)
         error = np.abs(got - wanted).max() / np.abs(wanted).max()
-        assert error > 200 * rounding.share(terms or terms_of(network.params), eps)
+        assert error > 1000 * rounding.share(terms or terms_of(network.params), eps)

@@ -55,28 +55,37 @@ def _step(name: str) -> tvm.transform.Pass:
 
 @exercise(
     "19.2",
-    "Run the passes one after another and keep the module after each; then bisect the list of modules.",
-    "Keep two numbers: after so many passes it is right, after so many it is wrong. Halve what is between.",
-    minutes=15,
-    difficulty=2,
+    "Keep the module after each pass. Bisect with the numbers of the modules that have not been tried.",
+    "Where is_right raises an error, drop that number and try the middle of the others.",
+    minutes=20,
+    difficulty=3,
 )
 def guilty(answer):
-    """The pass after which a module is wrong, by bisection."""
+    """The passes after which a module is wrong, by bisection."""
     mod = tvm.IRModule({}).with_attr("begin", 1)
-    for count, guilty in ((1, 0), (8, 0), (8, 7), (13, 5), (13, None), (30, 17)):
+    cases = [(1, 0, ()), (8, 0, ()), (8, 7, ()), (13, 5, ()), (13, None, ()), (30, 17, ())]
+    for count, guilty, unfit in [*cases, (13, 5, (5, 6)), (6, 2, (1, 2, 3, 4, 5)), (20, 11, (10, 14))]:
         passes = [_step(f"Pass{n}") for n in range(count)]
         calls = []
 
-        def is_right(mod, name=f"Pass{guilty}", calls=calls):
+        def is_right(mod, count=count, guilty=guilty, unfit=unfit, calls=calls):
             calls.append(mod)
-            return name not in (mod.attrs or {})
+            after = sum(f"Pass{n}" in (mod.attrs or {}) for n in range(count))
+            if after in unfit:
+                raise RuntimeError("this module cannot be compiled")
+            return guilty is None or after <= guilty
 
-        wanted = None if guilty is None else f"Pass{guilty}"
-        got = answer(passes, mod, is_right)
-        what = f"the guilty one of {count} passes"
-        do = "It is the first pass after which `is_right` is False; None if there is no such pass."
+        wanted = []
+        if guilty is not None:
+            fit = [n for n in range(count + 1) if n not in unfit]
+            first, last = max(n for n in fit if n <= guilty), min(n for n in fit if n > guilty)
+            wanted = [f"Pass{n}" for n in range(first, last)]
+        got = [*(answer(passes, mod, is_right) or [])]
+        what = f"the guilty ones of {count} passes"
+        what += f", if the modules after {', '.join(map(str, unfit))} cannot be compiled" if unfit else ""
+        do = "They are between the last module that is right and the first one that is wrong."
         require(got == wanted, what, wanted, got, do)
-        most = math.ceil(math.log2(count)) + 1
+        most = math.ceil(math.log2(count)) + 1 + len(unfit)
         do = "One call for each pass is a search from end to end. Halve the list instead."
         require(
             len(calls) <= most, f"calls of is_right for {count} passes", f"at most {most}", len(calls), do
