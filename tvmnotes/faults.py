@@ -110,10 +110,6 @@ def _pass(name: str, edits: dict) -> tvm.transform.Pass:
     return run
 
 
-def _split(call: relax.Call, _value_of: Any) -> relax.Expr:
-    return op.add(call.args[0], op.negative(call.args[1]))
-
-
 def _scale_last(call: relax.Call, value_of: Any) -> relax.Expr:
     for n, arg in enumerate(call.args):
         scaled = value_of(arg) if isinstance(arg, relax.Var) else None
