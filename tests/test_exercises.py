@@ -17,7 +17,8 @@ import pytest
 import torch
 import tvm
 from torch import nn
-from tvm import te
+from tvm import relax, te, tirx
+from tvm.relax.dpl import is_op, rewrite_call, wildcard
 from tvm.s_tir import Schedule
 
 import tvmnotes as tn
@@ -68,6 +69,30 @@ class Twice:
         self.runs[info.name] += 1
 
 
+def any_gate(mod):
+    """Take x * sigmoid(y) for SiLU too."""
+    x, y = wildcard(), wildcard()
+    pattern = is_op("relax.multiply")(x, is_op("relax.sigmoid")(y))
+    mod = mod.clone()
+    mod["main"] = rewrite_call(pattern, lambda call, found: relax.op.nn.silu(found[x]), mod["main"])
+    return mod
+
+
+@tvm.instrument.pass_instrument
+class NamesTheLast:
+    def __init__(self, x):
+        self.culprit = None
+
+    def run_after_pass(self, mod, info):
+        self.culprit = info.name
+
+
+def by_text(mod):
+    """Look for a word in the printed kernels."""
+    kernels = ((name.name_hint, f) for name, f in mod.functions_items() if isinstance(f, tirx.PrimFunc))
+    return {name for name, kernel in kernels if "parallel" not in kernel.script()}
+
+
 def plain_convolution(vectorized):
     """Step 1 of lesson 06, whose innermost loop is a sum."""
     data = te.placeholder((1, 64, 56, 56), name="data")
@@ -80,6 +105,28 @@ def plain_convolution(vectorized):
     )
     out = te.compute(data.shape, lambda n, o, y, x: te.max(conv[n, o, y, x] + shift[o], 0.0))
     return tvm.compile(te.create_prim_func([data, kernel, shift, out]), target=tn.env.host_target())
+
+
+def over_channels(channels, height, width, stride):
+    """An ordinary convolution with one window for each output channel, in place of a depthwise one."""
+    data = te.placeholder((channels, height, width), name="data")
+    weight = te.placeholder((channels, 3, 3), name="weight")
+    pad = tvm.topi.nn.pad(data, [0, 1, 1], name="pad")
+    i, kh, kw = (te.reduce_axis((0, n)) for n in (channels, 3, 3))
+    shape = (channels, (height - 1) // stride + 1, (width - 1) // stride + 1)
+    out = te.compute(
+        shape,
+        lambda c, y, x: te.sum(pad[i, y * stride + kh, x * stride + kw] * weight[c, kh, kw], axis=[i, kh, kw]),
+    )
+    return te.create_prim_func([data, weight, out])
+
+
+def one_sum(rows, columns, lanes):
+    """Sums of squares without rfactor."""
+    data = te.placeholder((rows, columns), name="data")
+    k = te.reduce_axis((0, columns))
+    total = te.compute((rows,), lambda y: te.sum(data[y, k] * data[y, k], axis=k))
+    return tvm.s_tir.Schedule(te.create_prim_func([data, total]))
 
 
 def extracted(archive, folder):
@@ -165,6 +212,34 @@ def all_cores(schedule):
         schedule.parallel(schedule.fuse(*schedule.get_loops(block)[:3]))
 
 
+def by_columns(least):
+    """Read the columns of the second operand for the length of the sums."""
+    second = wildcard()
+
+    def check(context):
+        return int(context.annotated_expr["second"].ty.shape[-1]) >= least
+
+    return [("blas.matmul", is_op("relax.matmul")(wildcard(), second), {"second": second}, check)]
+
+
+def one_kernel(functions, options, constant_names):
+    """Take each region for a SiLU."""
+    for function in functions:
+
+        def silu(*tensors):
+            tensors = list(map(torch.from_dlpack, tensors))
+            tensors[-1].copy_(nn.functional.silu(tensors[0]))
+
+        tvm.register_global_func(function.attrs["global_symbol"], silu, override=True)
+    return []
+
+
+def short_first(mod):
+    linear = is_op("relax.add")(is_op("relax.matmul")(wildcard(), wildcard()), wildcard())
+    entries = [("exercise.linear", linear), ("exercise.linear_relu", is_op("relax.nn.relu")(linear))]
+    return relax.transform.FuseOpsByPattern(entries)(mod)
+
+
 CALLS = {"original": np.ones((1, 3)), "compiled": np.ones((1, 3)), "loaded": np.full((1, 3), 1 + 1e-6)}
 FAILS = dict.fromkeys(("the kernel crashes", "the kernel hangs"), "the trial fails")
 FAILS["the kernel computes a wrong result"] = "the trial fails"
@@ -182,18 +257,31 @@ WRONG = {  # an answer, and words of the message
     "02.1": (lambda x: np.ones((1, 1000), "float32"), "scores for the picture coffee"),
     "02.2": (LARGEST[::-1], "none larger than the one before"),
     "02.3": (lambda file, shapes: None, "an input name that does not exist"),
+    "03.1": (lambda times, reference, least: "yes", "true ratio of 1.30: expected 'no', got 'yes'"),
+    "03.2": (lambda calls: None, "fault of a report in two blocks"),
+    "03.3": (lambda candidates, x, rounds, clock: {name: [0.0] * rounds for name in candidates}, "the turns with 2"),
     "04.1": (16, "fewer than before fusing"),
     "04.2": (Twice, "the counts in runs"),
     "04.3": (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), "with both the convolution and the ReLU: expected none"),
+    "05.1": (lambda mod: mod, "the calls of permute_dims in a pair that swaps and swaps back: expected 0, got 2"),
+    "05.2": (any_gate, "x * sigmoid(y)"),
+    "05.3": (NamesTheLast, "culprit, where the passes are all right: expected None"),
     "06.1": (lambda pixels, registers: max(0, pixels - registers), "28 pixels with 16 registers"),
     "06.2": (
         lambda x, w, b: (w.reshape(64, 256) @ x.reshape(256, -1) + b[:, None]).reshape(1, 64, 56, 56),
         "apply the ReLU",
     ),
     "06.3": (plain_convolution, "packed ones"),
-    "07.1": (lambda tile: 9 * tile**2 / (tile + 2) ** 2, "the transforms included"),
-    "07.2": (lambda net, x: np.maximum(x, 0), "result for 64 channels"),
-    "07.3": ({"direct": (3e-6, 3e-6), "Winograd": (4e-6, 4e-6)}, "error of Winograd has grown"),
+    "07.1": (over_channels, "the result for 3 channels of 6 by 10 with a stride of 1: expected a sum over the window"),
+    "07.2": (lambda sch, rows: sch.compute_at("pad", sch.get_loops("conv")[0]), "pad is computed with 4 channels"),
+    "07.3": (one_sum, "the vectorized loops around an addition"),
+    "07.4": (
+        {"direct": (3e-6, 3e-6), "2 × 2": (3e-6, 3e-6), "4 × 4": (4e-6, 4e-6)},
+        "how often the error of 4 × 4 has grown",
+    ),
+    "08.1": (by_text, "the kernels without a parallel loop"),
+    "08.2": (Schedule, "the parallel loops of 16 channels on 10 by 10 pixels with stride 1: expected 1, got 0"),
+    "08.3": (Schedule, "answer(…) of a pooling: expected None"),
     "09.1": (lambda frame: dict.fromkeys(("conv2d", "depthwise"), 1.0), "FLOP/byte of conv2d"),
     "09.2": ({0: 170, 1: 41, 2: 41}, "calls at level 2: expected fewer"),
     "09.3": (profile(scheduled=False), "expected schedule among them"),
@@ -206,6 +294,9 @@ WRONG = {  # an answer, and words of the message
     "12.1": (shared_out, "on 2 servers"),
     "12.2": (13, "whole batches of 8"),
     "12.3": (FAILS | {"a server is killed": "the trial fails"}, "what happens when a server is killed"),
+    "13.1": (by_columns, "of (8, 64) and (64, 4), least 64: expected 1, got 0"),
+    "13.2": (one_kernel, "the result of one gate"),
+    "13.3": (short_first, "with a constant bias and a ReLU"),
     "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
     "15.2": ("import numpy", "one that depends on the network"),
     "16.1": (extracted, "files outside of the folder"),

@@ -322,7 +322,7 @@ def test_the_minutes_of_parts_are_those_of_the_clock():
 def ran(source, seconds, id="cell"):
     stamps = {
         "iopub.execute_input": "2026-01-01T00:00:00Z",
-        "shell.execute_reply": f"2026-01-01T00:00:{seconds:06.1f}Z",
+        "shell.execute_reply": f"2026-01-01T00:00:{seconds:04.1f}Z",
     }
     return {"cell_type": "code", "id": id, "metadata": {"execution": stamps}, "source": source}
 

@@ -1,7 +1,9 @@
-"""`show` prints the first lines of a TVM program, highlighted as by the program's own method `show`."""
+"""`show` prints the first lines of a TVM program as its own method does; `show.loops` plays its loops."""
 
 import re
 from typing import Any
+
+from .loops import loops
 
 _SHOWN = 3  # parameters of a shortened signature
 _HEADER = "# from tvm."  # TVMScript begins with how it would be imported
@@ -35,6 +37,9 @@ def show(program: Any, lines: int | None = None) -> None:
     if left := len(script) - len(shown):
         shown.append(f"# ... {left} more lines")
     cprint("\n".join(shown))
+
+
+show.loops = loops
 
 
 def _shortened(line: str) -> str:

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 SOCKET = "TESTS_FORK_SERVER"  # the environment variable that names the server's socket
 _LIMIT = 1200  # seconds
@@ -25,6 +26,28 @@ IMPORTED = [  # by the server; a conftest may add more
     "tvmfast.frontends.pytorch.importer", "tvmfast.frontends.onnx.importer", "tvmfast.compiler.build",
     "tvmfast.profiling.networks", "tvmfast.profiling.profiler", "tvmfast.tuning", "tvmclassic.modules",
 ]  # fmt: skip
+
+
+def replies(command: list[str], names: list[str], seconds: float) -> Iterator[tuple[str, object]]:
+    """Each name and the line of JSON with which a process, which gets the names as JSON, replies to it.
+
+    It is "crash: …" or "hang: …" where the process ends, or is silent for `seconds`; another takes the names left.
+    """
+    left = list(names)
+    while left:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as child:
+            child.stdin.write(json.dumps(left).encode())
+            child.stdin.close()
+            while left:
+                ready, _, _ = select.select([child.stdout], [], [], seconds)
+                if line := child.stdout.readline() if ready else b"":
+                    yield left.pop(0), json.loads(line)
+                    continue
+                child.kill()
+                yield left.pop(0), f"crash: ended with {child.wait()}" if ready else f"hang: {seconds} s"
+                break
 
 
 def start(path: str) -> subprocess.Popen:

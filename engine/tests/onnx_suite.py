@@ -7,10 +7,9 @@ import importlib
 import json
 import os
 import pkgutil
-import select
-import subprocess
 import sys
 
+import forked
 import numpy as np
 import onnx
 from agreement import close
@@ -94,23 +93,8 @@ def together(batch: list) -> tuple[onnx.ModelProto, list, list[list]]:
 
 def outcomes(names: list[str], options: dict, backend: str = "") -> dict[str, str]:
     """What becomes of each of these cases; a case that ends its process, or does not end, is a "crash" or a "hang"."""
-    left, found = list(names), {}
-    while left:
-        command = [sys.executable, __file__, json.dumps(options), backend]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as child:
-            child.stdin.write(json.dumps(left).encode())
-            child.stdin.close()
-            while left:
-                ready, _, _ = select.select([child.stdout], [], [], SECONDS)
-                if line := child.stdout.readline() if ready else b"":
-                    found[left.pop(0)] = json.loads(line)
-                    continue
-                child.kill()
-                found[left.pop(0)] = f"crash: ended with {child.wait()}" if ready else f"hang: {SECONDS} s"
-                break
-    return found
+    command = [sys.executable, __file__, json.dumps(options), backend]
+    return dict(forked.replies(command, names, SECONDS))
 
 
 def _serve(options: dict, name: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from testing import sampled
+from testing import inner_loops, sampled
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
@@ -220,18 +220,6 @@ def test_the_host_target_switches_off_what_the_machine_lacks(forget, monkeypatch
     assert not lost & set(machine.target_instruction_sets(target))
 
 
-def inner_loops(assembly: str) -> list[list[str]]:
-    """The lines from a label to the jump back to it, of those loops that multiply and add."""
-    lines, labels = assembly.splitlines(), {}
-    loops = []
-    for number, line in enumerate(lines):
-        if label := re.match(r"(\.?\w+):", line):
-            labels[label[1]] = number
-        elif line.split() and line.split()[-1] in labels:
-            loops.append(lines[labels[line.split()[-1]] : number + 1])
-    return [loop for loop in loops if any("vfmadd" in line for line in loop)]
-
-
 CPUS = ["haswell", "alderlake", "znver2", "znver3", "skylake-avx512", "znver4"]
 
 
@@ -244,7 +232,7 @@ def test_no_cpu_keeps_a_tile_of_sums_in_memory(forget, monkeypatch, compile_func
         lambda x: F.conv2d(x, weight, None, 2, 1), {"x": (1, 128, 28, 28)}, target=target, records=False
     )
     (kernel,) = lib.kernels.index[lib.kernels.family == "conv2d"]
-    inner = min(inner_loops(lib.source(kernel, "asm")), key=len)
+    inner = min(inner_loops(lib.source(kernel, "asm"), "vfmadd"), key=len)
     assert sum("vfmadd" in line for line in inner) >= 12, "a tile"
     assert not [line for line in inner if "(%rsp)" in line]
 

@@ -249,7 +249,9 @@ def test_a_round_is_one_sample(clock):
     functions, _ = recorder()
     table = measure.compare(functions, calls=7)
     assert [t.rounds for t in table.values()] == [[3, 6, 7]] * 2
-    assert list(Timing("", [3, 1, 2, 9, 8], [3, 5]).samples) == [2, 8.5]
+    timing = Timing("", [3, 1, 2, 9, 8], [3, 5])
+    assert list(timing.samples) == [2, 8.5]
+    assert timing.median == 5.25 and Timing("", [3, 1, 2, 9, 8]).median == 3
 
 
 # ---------------------------------------------------------------- a busy machine

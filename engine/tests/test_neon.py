@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from testing import sampled
+from testing import inner_loops, sampled
 from torch.nn import functional as F
 
 from tvmfast.core.simd import NEON, Simd
@@ -18,17 +18,6 @@ KERNELS = {  # by family: the function, and the shape of its input
 }
 
 
-def inner_loops(assembly: str) -> list[list[str]]:
-    """The lines from a label to the jump back to it, of those loops that multiply and add vectors."""
-    lines, labels, loops = assembly.splitlines(), {}, []
-    for number, line in enumerate(lines):
-        if label := re.match(r"(\.?\w+):", line):
-            labels[label[1]] = number
-        elif line.split() and line.split()[-1] in labels:
-            loops.append(lines[labels[line.split()[-1]] : number + 1])
-    return [loop for loop in loops if any("fmla" in line for line in loop)]
-
-
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("cpu", sampled(CPUS, CPUS[:2]))
 def test_a_tile_of_sums_stays_in_registers_and_is_multiplied_by_element(compile_function, family, cpu):
@@ -36,7 +25,8 @@ def test_a_tile_of_sums_stays_in_registers_and_is_multiplied_by_element(compile_
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": cpu, "num-cores": 4}
     lib = compile_function(function, {"x": shape}, target=target, records=False)
     (kernel,) = lib.kernels.index[lib.kernels.family == family]
-    tiles = [loop for loop in inner_loops(lib.source(kernel, "asm")) if sum("fmla" in line for line in loop) >= 40]
+    loops = inner_loops(lib.source(kernel, "asm"), "fmla")
+    tiles = [loop for loop in loops if sum("fmla" in line for line in loop) >= 40]
     inner = min(tiles, key=len)
     multiplied = [line for line in inner if re.search(r"\bfmla\b|\bfmul\b", line)]
     assert all(re.search(r"\bv\d+\.4s", line) for line in multiplied), "vectors of 128 bits"

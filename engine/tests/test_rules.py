@@ -17,7 +17,7 @@ from torch import nn
 import tvmfast
 from tvmfast.compiler import codegen, records
 from tvmfast.compiler.costs import count
-from tvmfast.compiler.schedule.rules import RULES, ScheduleRule
+from tvmfast.compiler.schedule.rules import RULES, ScheduleRule, winograd
 from tvmfast.compiler.schedule.workloads.conv2d import Convolution
 from tvmfast.compiler.schedule.workloads.dense import Dense
 from tvmfast.compiler.schedule.workloads.workload import Workload
@@ -62,6 +62,18 @@ def test_a_rule_describes_its_configs(rule, workload, simd):
         assert np.isfinite(features(workload, config, simd, 2)).all(), config
 
 
+def run(workload, config) -> np.ndarray:
+    """The result of a kernel on the inputs of a trial."""
+    candidate = Candidate(workload, config, TARGET)
+    scheduled = trial.kernel(candidate)
+    # Where a schedule does not fit, the default one replaces it.
+    assert annotations.of_function(scheduled["main"])["schedule"] == config
+    library = codegen.compile_kernels(dict(scheduled.functions_items()), machine.host_target(), runs_here=False)
+    (tensors,) = trial.arguments(candidate, tvm.cpu())
+    library["main"](*tensors)
+    return workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
+
+
 @OF_EACH
 def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
     """With the default config, and for each set of fields some of the others."""
@@ -74,18 +86,35 @@ def test_the_kernels_of_a_rule_compute_what_numpy_does(rule, workload, quick):
         by_fields.setdefault((config.get("loop_order"), *sorted(config)), []).append(config)
     chosen = [config for found in by_fields.values() for config in random.sample(found, min(len(found), count))]
     for config in [*default, *chosen]:
-        candidate = Candidate(workload, config, TARGET)
-        scheduled = trial.kernel(candidate)
-        # Where a schedule does not fit, the default one replaces it.
-        assert annotations.of_function(scheduled["main"])["schedule"] == config
-        library = codegen.compile_kernels(dict(scheduled.functions_items()), machine.host_target(), runs_here=False)
-        (tensors,) = trial.arguments(candidate, tvm.cpu())
-        library["main"](*tensors)
-        result = workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
         terms = workload.macs // wanted.size
-        close(result, wanted, terms * (4 if rule.name == "winograd" else 1))  # Winograd's transforms sum too
+        close(run(workload, config), wanted, terms * (4 if rule.name == "winograd" else 1))  # its transforms sum too
     record = records.new_record(workload, TARGET, others[-1], (1e-3,))
     assert records.parse(str(record)) == record
+
+
+def of_size(channels, size) -> Convolution:
+    """A 3x3 convolution with as many input as output channels."""
+    window = (channels, channels, 3, 3)
+    return Convolution((1, channels, size, size), window, (1, 1), (1, 1, 1, 1), (1, 1), 1, True)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(16, 28), (128, 28), (64, 7), (128, 7)])
+def test_the_default_of_direct_convolutions_serves_small_and_large_layers(channels, size):
+    workload, rule = of_size(channels, size), RULES["conv2d"]
+    data, weight, _ = trial._inputs(workload)
+    wanted = workload.reference(data.astype("float64"), weight.astype("float64"))
+    close(run(workload, rule.as_dict(rule.default(workload, HERE))), wanted, 9 * channels)
+
+
+def test_only_winograds_large_tile_rounds_more_than_the_direct_way():
+    workload, direct, of_tiles = of_size(64, 28), RULES["conv2d"], RULES["winograd"]
+    configs = [of_tiles.as_dict(winograd.default_of_tile(workload, m, HERE)) for m in (2, 4)]
+    configs.append(direct.as_dict(direct.default(workload, HERE)))
+    data, weight, _ = trial._inputs(workload)
+    exact = workload.reference(data.astype("float64"), weight.astype("float64"))
+    small, large, plain = (np.abs(run(workload, config) - exact).max() for config in configs)
+    assert small < 4 * plain < 4 * large < 80 * plain
+    assert large < 1e-5 * np.abs(exact).max()
 
 
 def test_a_depthwise_convolution_copies_no_rows():

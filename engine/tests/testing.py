@@ -270,6 +270,17 @@ def _seeded():
     torch.manual_seed(SEED)
 
 
+def inner_loops(assembly: str, instruction: str) -> list[list[str]]:
+    """The lines from a label to the jump back to it, of those loops that have an instruction."""
+    lines, labels, loops = assembly.splitlines(), {}, []
+    for number, line in enumerate(lines):
+        if label := re.match(r"(\.?\w+):", line):
+            labels[label[1]] = number
+        elif line.split() and line.split()[-1] in labels:
+            loops.append(lines[labels[line.split()[-1]] : number + 1])
+    return [loop for loop in loops if any(instruction in line for line in loop)]
+
+
 def imported(script: Path) -> ModuleType:
     """A script as a module, under a name of its own."""
     spec = importlib.util.spec_from_file_location(f"{script.parent.name}_{script.stem}", script)

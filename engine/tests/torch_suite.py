@@ -18,8 +18,6 @@ import json
 import os
 import random
 import re
-import select
-import subprocess
 import sys
 import types
 import unittest
@@ -29,6 +27,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import forked
 import numpy as np
 import torch
 from agreement import close, reference
@@ -170,24 +169,7 @@ def check(found: list, opt_level: int = 0) -> None:
 
 def outcomes(names: list[str], opt_level: int = 0) -> Iterator[tuple[str, str]]:
     """Each of these operators and what becomes of it: "crash" or "hang" where it ends its process, or never ends."""
-    left = list(names)
-    while left:
-        with subprocess.Popen(
-            [sys.executable, __file__, "serve", str(opt_level)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as child:
-            child.stdin.write(json.dumps(left).encode())
-            child.stdin.close()
-            while left:
-                ready, _, _ = select.select([child.stdout], [], [], SECONDS)
-                if line := child.stdout.readline() if ready else b"":
-                    yield left.pop(0), json.loads(line)
-                    continue
-                child.kill()
-                yield left.pop(0), f"crash: ended with {child.wait()}" if ready else f"hang: {SECONDS} s"
-                break
+    return forked.replies([sys.executable, __file__, "serve", str(opt_level)], names, SECONDS)
 
 
 def _serve(opt_level: int) -> None:

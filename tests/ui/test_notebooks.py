@@ -35,7 +35,8 @@ SEE = """() => [...document.querySelectorAll(".jp-Notebook .jp-Cell")].map(cell 
   return {
     rendered: cell.querySelector(".jp-MarkdownOutput > *") !== null,
     prompt: cell.querySelector(".jp-InputArea-prompt").textContent,
-    figures: all(".jp-OutputArea-output:is(.jp-RenderedImage, .jp-RenderedHTML) img").filter(loaded).length,
+    figures: all(".jp-OutputArea-output:is(.jp-RenderedImage, .jp-RenderedHTML) img:not(.tn-still img)")
+      .filter(loaded).length,
     tables: all(".jp-OutputArea-output.jp-RenderedHTML table").length,
     diagrams: all(".jp-RenderedMermaid:not(.jp-mod-warning) img").filter(loaded).length,
     red: all("[data-mime-type='application/vnd.jupyter.stderr'], .jp-RenderedMermaid.jp-mod-warning details > pre")

@@ -43,8 +43,8 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The median in seconds."""
-        return float(np.median(self.seconds))
+        """The median in seconds: of the rounds' medians, if there were rounds, as intervals are of these."""
+        return float(np.median(self.samples if self.rounds else self.seconds))
 
     @property
     def mean(self) -> float:
