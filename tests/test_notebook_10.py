@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -12,6 +14,7 @@ import tvm
 from agreement import close
 from torch import nn
 from tvm import relax, te, topi
+from tvm.ir.utils import derived_object
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
@@ -102,6 +105,18 @@ def test_without_unit_loops_a_trace_fails_with_other_decisions():
 
 def test_the_default_model_knows_nothing_before_100_trials():
     assert ms.cost_model.XGBModel().num_warmup_samples == 100
+
+
+def test_the_lessons_builder_makes_a_library_or_tells_why_not(tmp_path):
+    names = {"Path": Path, "tempfile": tempfile, "folder": tmp_path, "tvm": tvm, "ms": ms, "tn": tn}
+    names |= {"derived_object": derived_object, "ThreadPoolExecutor": ThreadPoolExecutor}
+    exec(CELLS["parts"].partition("\n\n\ndef quiet")[0], names)
+    A = te.placeholder((8,), name="A")
+    mod = tvm.IRModule({"main": te.create_prim_func([A, te.compute(A.shape, lambda i: A[i] + 1.0)])})
+    given = ms.builder.BuilderInput(mod, tn.env.host_target())
+    made, failed = names["ThreadBuilder"]().build([given, None])
+    assert made.error_msg is None and Path(made.artifact_path).exists()
+    assert failed.artifact_path is None and failed.error_msg
 
 
 # ---------------------------------------------------------------- a network, and its database
