@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 # What takes longest, and starts before the engine's tests.
 _LONGEST = (
-    "notebooks/10_tuning.ipynb", "notebooks/solutions/10_tuning.ipynb", "notebooks/21_mxnet_gluoncv.ipynb",
+    "notebooks/10_tuning.ipynb", "notebooks/21_mxnet_gluoncv.ipynb",
     "notebooks/12_distributed_tuning.ipynb", "notebooks/solutions/12_distributed_tuning.ipynb",
     "tests/test_classic_notes.py",
 )  # fmt: skip
@@ -27,7 +27,7 @@ _UNOPTIMIZED = {
 _ALONE = {NOTEBOOKS / "12_distributed_tuning.ipynb", NOTEBOOKS / "solutions" / "12_distributed_tuning.ipynb"}
 # Answers that tune, profile, start processes and build whole networks; the other, short ones run in `make test` too.
 _FULL = {NOTEBOOKS / "solutions" / f"{name}.ipynb"
-         for name in ("00_start_here", "02_onnx_import", "10_tuning", "11_search", "09_profiling", "15_deploy",
+         for name in ("00_start_here", "02_onnx_import", "11_search", "09_profiling", "15_deploy",
                       "12_distributed_tuning", "17_gpu", "22_running_old_scripts")}  # fmt: skip
 
 

@@ -1,92 +1,176 @@
-"""What notebooks 10 and 11 claim, asserted. Times are invented, as no test depends on real ones."""
+"""What notebook 10 claims, asserted: its space and traces, a database applied, a trial of tvmnotes."""
 
-import math
-import random
+import itertools
 import re
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
 import numpy as np
-import pandas as pd
 import pytest
+import torch
 import tvm
 from agreement import close
+from torch import nn
+from tvm import relax, te, topi
+from tvm.ir.utils import derived_object
+from tvm.relax.frontend.torch import from_exported_program
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
 import tvmnotes as tn
-from tvmfast.compiler.build import resolve_target
-from tvmfast.compiler.schedule.workloads.conv2d import Convolution
-from tvmfast.core.simd import simd_of
+from tvmfast.core.compat import fast_tvmscript_parser
 from tvmfast.tuning import trial
-from tvmnotes import records
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "11_search.ipynb"
-TUNERS = ("grid", "random", "ga", "xgb")
-LAYER = Convolution((1, 64, 56, 56), (128, 64, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1, True)
-
-
-def task_for(mcpu):
-    target = resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
-    return tn.tuning.Task(LAYER, 1, str(target))
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "10_tuning.ipynb"
+CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"}
+FACTORS = [1, 2, 4, 7, 8, 14, 28]
+TILES = list(itertools.product([1, 2, 4], [1, 2, 4], FACTORS, range(3)))
 
 
-@pytest.fixture(scope="module")
-def race():
-    """The names of the lesson's race, run by its own code on a table of invented times."""
-    names = {"math": math, "random": random, "np": np, "pd": pd, "tn": tn}
-    names["task"] = task_for("skylake-avx512")
-    names["space"] = names["task"].space
-    names["table"] = np.array([invented_seconds(config) for config in names["space"]])
-    code = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tn.env, "threads", lambda: 2)  # the model sees them
-        for start in ("def replay", "runs = {", "def progress", "taught = "):
-            (source,) = (source for source in code if source.startswith(start))
-            exec(re.sub(r"^(tn\.plots|race\.round).*", "", source, flags=re.M), names)
+def run(*cells, instead=("", "")):
+    """The names that some cells of the lesson define, with one text in place of another."""
+    names = {"te": te, "topi": topi, "tvm": tvm, "Schedule": Schedule, "np": np}
+    for cell in cells:
+        exec(CELLS[cell].replace(*instead) if instead[0] else CELLS[cell], names)
     return names
 
 
-def invented_seconds(config):
-    """Seconds with one valley: 7 pixels of 2 blocks, of one row, with rows outside, are fastest."""
-    tile = abs(math.log2(config["tile_ow"] / 7)) + abs(math.log2(config["tile_oc"] / 2))
-    order = 0.2 * config.get("tile_oh", 0) + 0.3 * (config["loop_order"] != "rows") + 0.1 * ("tile_ic" in config)
-    return 1e-3 * (1 + tile + order)
+@pytest.fixture(scope="module")
+def lesson():
+    return run("convolution", "space", "trace", "replay")
 
 
-@pytest.mark.parametrize("mcpu", ["skylake-avx512", "core-avx2"])
-def test_the_space_begins_with_the_default_and_holds_what_fits_into_the_registers(mcpu):
-    task = task_for(mcpu)
-    registers = simd_of(resolve_target({"kind": "llvm", "mcpu": mcpu})).registers
-    assert task.space[0] == task.default
-    assert len({records.key(config) for config in task.space}) == len(task.space) >= 100
-    for config in task.space:
-        assert config["family"] == "conv2d", "a stride of 2 leaves nothing to Winograd's method"
-        accumulators = config.get("tile_oh", 1) * config["tile_ow"] * config["tile_oc"]
-        assert accumulators + config["tile_oc"] + 1 <= registers
+def decisions(rows, blocks, row, vector, pixel, step):
+    """Those of the lesson's space, for a convolution of `rows` by `rows` pixels."""
+    return [rows // row, row], [blocks // vector, vector], [rows // pixel, pixel], step
 
 
-@pytest.mark.parametrize("name", TUNERS)
-def test_each_tuner_begins_with_the_default_tries_all_once_and_so_finds_the_best(race, name):
-    table = race["table"]
-    tuner = tn.tuning.tuner(name, race["task"], 0, race["space"])
-    run = race["replay"](tuner, table, trials=len(table) + 8)
-    assert run[0] == table[0]
-    assert sorted(run) == sorted(table)
+# ---------------------------------------------------------------- a space, and its traces
 
 
-def test_a_tuner_has_a_name_that_exists(race):
-    with pytest.raises(ValueError, match="tuner: expected one of grid, random, ga, xgb; got 'best'"):
-        tn.tuning.tuner("best", race["task"])
+def test_the_space_has_189_schedules_and_each_trace_replays_as_any_of_them(lesson):
+    trace = lesson["sch"].trace
+    assert len(TILES) == 189
+    found = set()
+    for tile in TILES:
+        sch = lesson["replay"](trace, lesson["conv"], *decisions(56, 4, *tile))
+        assert lesson["choices"](sch.trace) == list(decisions(56, 4, *tile))
+        found.add(sch.mod.script())
+    assert len(found) == 189
 
 
-def test_an_empty_model_is_the_one_that_the_tuner_teaches(race):
-    """An empty model has length 0 and is still the one that was meant."""
-    model = tn.tuning.CostModel()
-    tn.tuning.tuner("xgb", race["task"], 0, race["space"], model).update(0, 1e-3)
-    assert len(model) == 1
+def test_draws_stay_within_the_space(lesson):
+    for seed in range(50):
+        sch = Schedule(lesson["conv"], seed=1 + 7919 * seed)
+        lesson["space"](sch)
+        (_, row), (_, vector), (_, pixel), step = lesson["choices"](sch.trace)
+        assert (row, vector, pixel, step) in TILES
+
+
+@pytest.mark.parametrize("tile", [(1, 1, 1, 0), (2, 2, 7, 1), (4, 1, 14, 2)])
+def test_any_of_its_schedules_computes_the_convolution(lesson, tile, rng):
+    size, blocks = 14, 2
+    kernel = lesson["convolution"](16 * blocks, size)
+    row = tile[0] if size % tile[0] == 0 else 2
+    sch = lesson["replay"](lesson["sch"].trace, kernel, *decisions(size, blocks, row, *tile[1:]))
+    shapes = (1, blocks, size, size, 16), (blocks, blocks, 3, 3, 16, 16), (blocks, 16)
+    data, weight, bias = (rng.standard_normal(shape, dtype="float32") for shape in shapes)
+    tensors = [tvm.runtime.tensor(array) for array in (data, weight, bias, np.zeros(shapes[0], "float32"))]
+    tvm.compile(sch.mod, target=tn.env.host_target())(*tensors)
+    plain = [torch.from_numpy(array).double() for array in (data, weight, bias)]
+    wanted = nn.functional.conv2d(
+        plain[0].permute(0, 1, 4, 2, 3).reshape(1, -1, size, size),
+        plain[1].permute(0, 5, 1, 4, 2, 3).reshape(16 * blocks, 16 * blocks, 3, 3),
+        plain[2].reshape(-1),
+        padding=1,
+    ).relu()
+    close(tensors[-1].numpy().transpose(0, 1, 4, 2, 3).reshape(wanted.shape), wanted.numpy(), 9 * 16 * blocks)
+
+
+def test_an_inner_factor_that_does_not_divide_becomes_the_whole_loop(lesson):
+    trace = lesson["replay"](lesson["sch"].trace, lesson["conv"], *decisions(56, 4, 2, 2, 14, 0)).trace
+    smaller = lesson["replay"](trace, lesson["convolution"](32, 30)).trace
+    assert lesson["choices"](smaller) == [[15, 2], [1, 2], [1, 30], 0]
+
+
+def test_without_unit_loops_a_trace_fails_with_other_decisions():
+    names = run("convolution", "space", "trace", "replay", instead=(", preserve_unit_loops=True", ""))
+    trace = names["sch"].trace
+    with pytest.raises(Exception, match=r"old_outputs|new_outputs|size|outputs"):
+        for tile in ((1, 1, 1, 0), (1, 2, 4, 0)):
+            names["replay"](trace, names["conv"], *decisions(56, 4, *tile))
+
+
+def test_the_default_model_knows_nothing_before_100_trials():
+    assert ms.cost_model.XGBModel().num_warmup_samples == 100
+
+
+def test_the_lessons_builder_makes_a_library_or_tells_why_not(tmp_path):
+    names = {"Path": Path, "tempfile": tempfile, "folder": tmp_path, "tvm": tvm, "ms": ms, "tn": tn}
+    names |= {"derived_object": derived_object, "ThreadPoolExecutor": ThreadPoolExecutor}
+    exec(CELLS["parts"].partition("\n\n\ndef quiet")[0], names)
+    A = te.placeholder((8,), name="A")
+    mod = tvm.IRModule({"main": te.create_prim_func([A, te.compute(A.shape, lambda i: A[i] + 1.0)])})
+    given = ms.builder.BuilderInput(mod, tn.env.host_target())
+    made, failed = names["ThreadBuilder"]().build([given, None])
+    assert made.error_msg is None and Path(made.artifact_path).exists()
+    assert failed.artifact_path is None and failed.error_msg
+
+
+# ---------------------------------------------------------------- a network, and its database
+
+
+@pytest.fixture(scope="module")
+def fused():
+    """A small network before and after fusing, with the name of its kernel."""
+    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
+    mod = from_exported_program(torch.export.export(net, (torch.ones(1, 4, 9, 9),)), unwrap_unit_return_tuple=True)
+    with tn.env.host_target():
+        return net, mod, relax.get_pipeline("zero")(mod)
+
+
+def test_tasks_are_those_of_a_fused_module(fused):
+    _, mod, after = fused
+    assert list(ms.relax_integration.extract_tasks(mod, tn.env.host_target())) == []
+    (task,) = ms.relax_integration.extract_tasks(after, tn.env.host_target())
+    assert task.task_name == "fused_conv2d_add_relu" and task.weight == 1
+
+
+def test_a_record_is_applied_to_the_kernel_with_its_loops(fused, rng, tmp_path):
+    net, mod, after = fused
+    target = tn.env.host_target()
+    (task,) = ms.relax_integration.extract_tasks(after, target)
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    kernel = task.dispatched[0]
+    sch = Schedule(kernel)
+    sch.parallel(sch.get_loops("conv2d_nchw")[1])
+    workload = database.commit_workload(kernel)
+    for seconds in (1e10, 1e-3):
+        database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, [seconds], target, []))
+    assert [float(record.run_secs[0]) for record in database.get_all_tuning_records()] == [1e-3, 1e10]
+    with target, database:
+        applied = relax.transform.MetaScheduleApplyDatabase()(after)
+    (found,) = [f for _, f in applied.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    assert found.attrs["tirx.is_scheduled"] and "T.parallel" in found.script()
+    with fast_tvmscript_parser():
+        executable = ms.relax_integration.compile_relax(database, mod, target, None)
+    x = rng.standard_normal((1, 4, 9, 9), dtype="float32")
+    result = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    close(result, net.double()(torch.from_numpy(x).double()).detach().numpy(), 4 * 9 + 1)
+
+
+def test_tvm_alone_is_at_most_20_lines_without_our_packages():
+    lines = [line for line in CELLS["alone"].splitlines() if line.strip()]
+    assert len(lines) <= 20
+    assert not re.search(r"\btn\b|tvmnotes|tvmfast", CELLS["alone"])
+
+
+# ---------------------------------------------------------------- a trial of tvmnotes
 
 
 def test_tvms_own_calls_compile_and_time_a_candidate(small):
-    """Lesson 10 shows them."""
     task = tn.tuning.tasks(small.mod, small.params)[1]
     candidate = task.candidate(task.default)
     library = tvm.compile(trial.kernel(candidate), target=tvm.target.Target(task.target)).jit()
@@ -98,22 +182,6 @@ def test_tvms_own_calls_compile_and_time_a_candidate(small):
     close(output, wanted, task.workload.macs // wanted.size)
 
 
-def test_the_model_needs_fewer_trials_than_chance(race):
-    shapes = [np.shape(race["runs"][name]) for name in TUNERS]
-    assert shapes == [(1, 128), (5, 128), (5, 128), (5, 128)]
-    needed = race["race"]["trials to 98 %"]
-    assert needed["xgb"] < needed["random"]
-    assert race["race"]["after 20"]["xgb"] >= race["race"]["after 20"]["random"]
-    assert ((race["race"].iloc[:, :3] > 0) & (race["race"].iloc[:, :3] <= 1)).all(axis=None)
-
-
-def test_the_models_order_holds_for_configs_that_it_never_saw(race):
-    unseen = [n for n in range(len(race["table"])) if n not in race["taught"]]
-    first = sorted(unseen, key=lambda n: -race["scores"][n])[:10]
-    assert len(unseen) == len(race["table"]) - 40
-    assert np.median([race["table"][n] for n in first]) < np.percentile([race["table"][n] for n in unseen], 25)
-
-
 def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
     task = tn.tuning.tasks(small.mod, small.params)[1]
     broken = task.default | {"family": "conv2d", "tile_ow": 0, "tile_oc": 1, "loop_order": "rows"}
@@ -123,21 +191,6 @@ def test_a_trial_is_ten_repeats_or_an_error_in_a_sentence(small):
     assert not bad.seconds and "build failed" in bad.error and "\n" not in bad.error
 
 
-# ---------------------------------------------------------------- the figures
-
-
-def test_the_figures_of_tuning_show_what_they_are_given():
-    heat = tn.plots.heat([[1, 2], [3, math.nan]], [1, 2], [4, 7], ("tile_oc", "tile_ow", "GFLOP/s"), {"best": (2, 4)})
-    assert [tuple(line.get_xydata()[0]) for line in heat.axes[0].lines] == [(0, 1)] * 2
-    assert [text.get_text() for text in heat.axes[0].get_legend().texts] == ["best"]
-
-    runs = {"a": [[2, 1, 4]], "b": [[1, 1, 1], [2, 2, 2], [4, 4, 4]]}
-    lines = tn.plots.best_so_far(runs, 10**9).axes[0].lines
-    assert lines[0].get_ydata().tolist() == [0.5, 1, 1]
-    assert lines[1].get_ydata().tolist() == [0.5] * 3, "the median of the runs"
-
-    seen, unseen = (c.get_offsets() for c in tn.plots.predicted([1, 2, 3], [3, 2, 1], [2]).axes[0].collections[::-1])
-    assert seen.tolist() == [[3, 1000]] and unseen.tolist() == [[1, 3000], [2, 2000]]
-
+def test_the_figure_of_a_tuning_run_shows_ratios():
     bars = tn.plots.before_and_after({"short": (1e-3, 2e-3), "long": (4e-3, 1e-3)}).axes[0]
     assert [text.get_text() for text in bars.texts] == [" 0.25x", " 2.00x"]

@@ -251,7 +251,7 @@ def test_the_cheat_sheet_names_each_call_of_the_package_and_only_what_exists():
 GLOSSARY = (ROOT / "notebooks" / "pages" / "glossary.md").read_text(encoding="utf-8")
 ROW = re.compile(r'^\| <a id="([\w-]+)"></a>(`?)([^|`]+)`? \| [^|]+ \| [^|]+ \| \[(\w+)\]\(\.\./([^)|]+)\) \|$', re.M)
 # Everyday words too. A lesson links them where it first means the glossary's term, which no pattern can tell.
-EVERYDAY = {"axis", "block", "bound", "cache", "device", "family", "head", "instrument", "key", "limit"}
+EVERYDAY = {"axis", "block", "bound", "cache", "database", "device", "family", "head", "instrument", "key", "limit"}
 EVERYDAY |= {"parallel", "pass", "record", "runtime", "server", "space", "state", "symbol", "token", "trace"}
 NO_PROSE = r"^```[\s\S]*?^```|^#+ .*$|^<details>.*$|!?\[[^\]]*\]\([^)]*\)|\$[^$\n]+\$|<[^>]*>"
 UNCOVERED = {"map", "closing"}  # a generated table, and names of papers
