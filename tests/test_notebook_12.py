@@ -5,6 +5,8 @@ import inspect
 import re
 import shlex
 import socket
+import tarfile
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,12 +37,16 @@ CODE = {cell.id: cell.source for cell in CELLS if cell.cell_type == "code"}
 # ---------------------------------------------------------------- TVM's own
 
 
-def test_tvms_defaults_are_one_connection_every_network_and_object_files_that_the_server_links():
+def test_tvms_defaults_are_one_connection_every_network_and_object_files_that_the_server_links(tmp_path, monkeypatch):
     assert "Defaults to 1" in ms.runner.RPCRunner.__init__.__doc__
     for start in (rpc.Server, Tracker):
         assert inspect.signature(start).parameters["host"].default == "0.0.0.0"
     assert "full remote code execution capabilities" in " ".join(rpc.Server.__doc__.split())
-    assert "export_library(artifact_path, fcompile=tar)" in inspect.getsource(local_builder.default_export)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    x = te.placeholder((4,), name="x")
+    kernel = te.create_prim_func([x, te.compute((4,), lambda i: x[i] + 1.0, name="y")])
+    with tarfile.open(local_builder.default_export(tvm.compile(kernel, target="llvm").mod)) as exported:
+        assert exported.getnames() and all(name.endswith((".o", ".c", ".cc")) for name in exported.getnames())
 
 
 @contextlib.contextmanager
