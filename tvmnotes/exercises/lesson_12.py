@@ -178,7 +178,7 @@ def measured_again(answer):
         runs: list[str] = []
         spare = {library: [*planned, "ok"] for library, planned in endings.items()}  # for a run too many
         runner = answer(_Played(spare, runs), lambda error: "kShutdown" in error)
-        inputs = [runners.RunnerInput(library, "llvm", []) for library in endings]
+        inputs = [runners.RunnerInput(library, "cpu", []) for library in endings]
         futures = list(runner.run(inputs))
         do = "Return one future for each input."
         require(len(futures) == len(inputs), f"the futures {what}", len(inputs), len(futures), do)
