@@ -55,6 +55,18 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "sch.decompose_reduction(": 2,
         "tvm.transform.Sequential(": 2,
     },
+    "12_distributed_tuning": {
+        '"tvm.exec.rpc_tracker"': 1,
+        '"tvm.exec.rpc_server"': 1,
+        "rpc.connect_tracker(": 1,
+        "rpc.Server(": 1,
+        "session.upload(": 2,
+        "session.load_module(": 2,
+        "time_evaluator(": 1,
+        "ms.runner.RPCConfig(": 2,
+        "ms.runner.RPCRunner(": 2,
+        "ms.tune_tir(": 2,
+    },
     "13_libraries": {
         "FuseOpsByPattern(": 2,
         "MergeCompositeFunctions(": 2,
