@@ -21,6 +21,7 @@ from torch import nn
 from tvm import relax, te, tirx
 from tvm.ir.utils import derived_object
 from tvm.relax.dpl import is_op, rewrite_call, wildcard
+from tvm.relax.frontend import nn as modules
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.runner import PyRunner
 
@@ -221,6 +222,18 @@ def in_one_session(lib, prompts, count):
     return [text[len(prompt) :][:count] for text, prompt in zip(texts, prompts, strict=True)]
 
 
+class MultipliedOut(modules.Module):
+    """W + B A, a matrix as large as W, and then one product."""
+
+    def __init__(self, inputs, outputs, rank):
+        self.weight = modules.Parameter((outputs, inputs))
+        self.down, self.up = modules.Parameter((rank, inputs)), modules.Parameter((outputs, rank))
+
+    def forward(self, x):
+        weight = self.weight + modules.op.matmul(self.up, self.down)
+        return modules.op.matmul(x, weight.permute_dims(1, 0))
+
+
 def all_cores(schedule):
     """The capstone's first version: each block's outer loops divided among the cores."""
     for block in ("pad", "conv", "out"):
@@ -319,6 +332,7 @@ WRONG = {  # an answer, and words of the message
     "18.1": (lambda logits, temperature: np.exp(logits) / np.exp(logits).sum(), "at temperature 0.5"),
     "18.2": (in_one_session, "the tokens of the first text"),
     "18.3": (SimpleNamespace(state=[SimpleNamespace(shape=(4, 1, 2, 256, 32))] * 2), "two caches: expected [512, 512]"),
+    "18.4": (MultipliedOut, "the products: expected none as large as W"),
     "19.1": (lambda got, wanted, terms: np.allclose(got, wanted, rtol=1e-5), "sums of 2304 terms in float32"),
     "19.2": (end_to_end, "calls of is_right for 8 passes: expected at most 4, got 8"),
     "19.3": (without_vectors, "expected a vectorized loop of 8"),

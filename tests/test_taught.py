@@ -78,6 +78,13 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "rewrite_call(": 1,
         "torch.from_dlpack": 3,
     },
+    "18_language_model": {
+        "(nn.Module)": 3,
+        ".export_tvm(": 2,
+        "nn.KVCache(": 1,
+        "TIRPagedKVCache(": 1,
+        "fork(": 1,
+    },
 }
 # Lessons on TVM's own API, and the cells that call tn.build: each compares with it.
 COMPARED = {
