@@ -44,6 +44,12 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "rewrite_call(": 1,
         "torch.from_dlpack": 3,
     },
+    "20_your_own_model": {
+        "torch.export.export(": 5,
+        "torch.cond(": 1,
+        "custom_convert_map=": 3,
+        "tn.diverge(": 1,
+    },
 }
 NO_BUILD = {"05_write_relax": [], "08_fast_in_plain_tvm": ["all"]}  # the cells that call tn.build, to compare with it
 
