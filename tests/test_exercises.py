@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import nbformat
 import numpy as np
-import pandas as pd
+import onnx
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from torch import nn
 from tvm import relax, te, tirx
 from tvm.ir.utils import derived_object
@@ -196,10 +197,13 @@ def shared_out(seconds, servers):
     return max(sum(seconds[first::servers]) for first in range(servers))
 
 
-def layer(bias_added):
-    rng = np.random.default_rng(0)
-    x, w, b = rng.standard_normal((4, 8)), rng.standard_normal((3, 8)), rng.standard_normal(3)
-    return {"data": x, "weight": w, "bias": b, "out": np.maximum(x @ w.T + (b if bias_added else 0), 0)}
+def layer(relay, rows, inputs, units, bias_last=False):
+    """A layer in Relay."""
+    data, weight = relay.var("data", shape=(rows, inputs)), relay.var("weight", shape=(units, inputs))
+    bias = relay.var("bias", shape=(units,))
+    sums = relay.nn.dense(data, weight)
+    body = relay.nn.bias_add(relay.nn.relu(sums), bias) if bias_last else relay.nn.relu(relay.nn.bias_add(sums, bias))
+    return relay.Function([data, weight, bias], body)
 
 
 def blocks(pictures, pixels, channels):
@@ -207,9 +211,124 @@ def blocks(pictures, pixels, channels):
     return large if large >= 256 else small
 
 
-def profile(scheduled):
-    rows = [{"operators": "conv2d + add", "schedule": "winograd m=2", "MFLOP": 1.0, "calls": 1}] * 6
-    return pd.DataFrame(rows).drop(columns=[] if scheduled else ["schedule"])
+def window(n, w, turned=False, order=True):
+    """Sums over windows of w by w."""
+    A = te.placeholder((n + w - 1, n + w - 1), name="A")
+    W = te.placeholder((w, w), name="W")
+    y, x = te.reduce_axis((0, w), name="y"), te.reduce_axis((0, w), name="x")
+
+    def element(i, j):
+        return te.sum(A[i + y, j + x] * (W[w - 1 - y, w - 1 - x] if turned else W[y, x]), axis=[y, x])
+
+    schedule = Schedule(te.create_prim_func([A, W, te.compute((n, n), element, name="C")]))
+    i, j, y, x = schedule.get_loops("C")
+    outer, inner = schedule.split(j, [None, 16])
+    if order:
+        schedule.reorder(i, outer, y, x, inner)
+        schedule.vectorize(inner)
+    schedule.parallel(i)
+    return schedule
+
+
+def traces(module, example, x):
+    """Whether a trace with an example is right for an input."""
+    return torch.equal(torch.jit.trace(module, example)(x), module(x))
+
+
+def for_any_batch(net, x, copies=2, **bounds):
+    batch = torch.export.Dim("batch", **bounds)
+    return torch.export.export(net, (torch.cat([x] * copies),), dynamic_shapes=({0: batch},))
+
+
+def by_initializers(model, count):
+    """Take each initializer for a convolution's weight."""
+    return sorted((tuple(array.dims) for array in model.graph.initializer), key=np.prod, reverse=True)[:count]
+
+
+def largest(model, count, key=np.prod):
+    shapes = {array.name: tuple(array.dims) for array in model.graph.initializer}
+    found = [shapes[node.input[1]] for node in model.graph.node if node.op_type == "Conv"]
+    return sorted(found, key=key, reverse=True)[:count]
+
+
+def with_output(model, name, first=False):
+    """Add an output to the model itself."""
+    output = onnx.helper.make_empty_tensor_value_info(name)
+    model.graph.output.insert(0 if first else len(model.graph.output), output)
+    return model
+
+
+def copied(model):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def to_win(frame, flops, bandwidth):
+    limit = np.maximum(frame["MFLOP"] * 1e9 / flops, frame["MB"] * 1e9 / bandwidth)
+    return (frame["ms"] - limit).clip(lower=0)
+
+
+def alive(values, last=1):
+    """The most bytes at once, the call of the last reader included or not."""
+    calls = {made for _, made, _ in values}
+    return max((sum(size for size, made, read in values if made <= c < read + last) for c in calls), default=0)
+
+
+def reasons(manifest, machine):
+    found = {key for key in ("system", "architecture") if manifest[key] != machine[key]}
+    if not set(manifest["instruction_sets"]) <= set(machine["instruction_sets"]):
+        found.add("instruction_sets")
+    if not manifest["versions"].items() <= machine["versions"].items():
+        found.add("versions")
+    return found
+
+
+def squares(node, importer, root=False):
+    """The squared distances of all pairs."""
+    emit = importer.block_builder.emit
+    a, b = (importer.env[argument] for argument in node.args[:2])
+    far = emit(relax.op.subtract(relax.op.expand_dims(a, -2), relax.op.expand_dims(b, -3)))
+    total = emit(relax.op.sum(emit(relax.op.multiply(far, far)), -1))
+    return emit(relax.op.sqrt(total)) if root else total
+
+
+def by_product(node, importer):
+    """Distances from a product of matrices."""
+    emit = importer.block_builder.emit
+    a, b = (importer.env[argument] for argument in node.args[:2])
+    axes = [*range(len(b.ty.shape) - 2), len(b.ty.shape) - 1, len(b.ty.shape) - 2]
+    product = emit(relax.op.matmul(a, emit(relax.op.permute_dims(b, axes))))
+    of_a = emit(relax.op.sum(emit(relax.op.multiply(a, a)), -1, keepdims=True))
+    of_b = emit(relax.op.expand_dims(emit(relax.op.sum(emit(relax.op.multiply(b, b)), -1)), -2))
+    total = emit(relax.op.subtract(emit(relax.op.add(of_a, of_b)), emit(relax.op.add(product, product))))
+    return emit(relax.op.sqrt(emit(relax.op.maximum(total, relax.const(0.0)))))
+
+
+def leaky(builder, node, x):
+    attributes = node.get("attrs", {})
+    slope = relax.const(float(attributes.get("slope", "0.25")))
+    below = x
+    if attributes.get("act_type") == "elu":
+        below = builder.emit(relax.op.subtract(builder.emit(relax.op.exp(x)), relax.const(1.0)))
+    below = builder.emit(relax.op.multiply(slope, below))
+    return relax.op.where(builder.emit(relax.op.greater(x, relax.const(0.0))), x, below)
+
+
+def dense(data, weight, dtype):
+    return relax.op.matmul(data, relax.op.permute_dims(weight), dtype)
+
+
+def on_one_core(mod):
+    """The kernels without a parallel loop."""
+    found = set()
+    for name, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            kinds = []
+            tvm_ffi.structural_walk(kernel.body, (tirx.For, lambda loop, kinds=kinds: kinds.append(loop.kind)))
+            if tirx.ForKind.PARALLEL not in kinds:
+                found.add(name.name_hint)
+    return found
 
 
 def in_one_session(lib, prompts, count):
@@ -268,20 +387,21 @@ def short_first(mod):
     return relax.transform.FuseOpsByPattern(entries)(mod)
 
 
-CALLS = {"original": np.ones((1, 3)), "compiled": np.ones((1, 3)), "loaded": np.full((1, 3), 1 + 1e-6)}
 MERGED = [["nn.conv2d", "nn.relu", "nn.conv2d", "nn.relu"], ["nn.conv2d", "add", "split", "nn.relu", "sigmoid"]]
-LARGEST = [(512, 512, 3, 3)] * 3 + [(2048, 1024, 1, 1), (2048, 512, 1, 1)]
 
 WRONG = {  # an answer, and words of the message
     "00.1": (product, "C for n = 8"),
     "00.2": (rows_alone, "innermost loop: expected vectorized, got serial"),
-    "00.3": (65.0, "a number near 1"),
-    "01.1": (lambda x: np.ones((1, 1000), "float32"), "scores of SqueezeNet"),
+    "00.3": (lambda n, w: window(n, w, turned=True), "expected the window as it is"),
+    "01.1": (
+        lambda module, example, inputs: [n for n, x in enumerate(inputs) if not traces(module, x, x)],
+        "Trace once, with the example",
+    ),
     "01.2": (Branch(), "torch.export: expected a graph"),
-    "01.3": (lambda left, right: 0.75 * left + 0.25 * right, "result by position"),
+    "01.3": (lambda net, x: torch.export.export(net, (x,)), "7 pictures for a convolution: expected a result"),
     "02.1": (lambda x: np.ones((1, 1000), "float32"), "scores for the picture coffee"),
-    "02.2": (LARGEST[::-1], "none larger than the one before"),
-    "02.3": (lambda file, shapes: None, "an input name that does not exist"),
+    "02.2": (by_initializers, "Ask the nodes"),
+    "02.3": (with_output, "the model that was passed: expected unchanged"),
     "03.1": (lambda times, reference, least: "yes", "true ratio of 1.30: expected 'no', got 'yes'"),
     "03.2": (lambda calls: None, "fault of a report in two blocks"),
     "03.3": (lambda candidates, x, rounds, clock: {name: [0.0] * rounds for name in candidates}, "the turns with 2"),
@@ -308,8 +428,11 @@ WRONG = {  # an answer, and words of the message
     "08.2": (Schedule, "the parallel loops of 16 channels on 10 by 10 pixels with stride 1: expected 1, got 0"),
     "08.3": (Schedule, "answer(…) of a pooling: expected None"),
     "09.1": (lambda frame: dict.fromkeys(("conv2d", "depthwise"), 1.0), "FLOP/byte of conv2d"),
-    "09.2": ({0: 170, 1: 41, 2: 41}, "calls at level 2: expected fewer"),
-    "09.3": (profile(scheduled=False), "expected schedule among them"),
+    "09.2": (
+        lambda frame, flops, bandwidth: frame["ms"] - frame["MFLOP"] * 1e9 / flops - frame["MB"] * 1e9 / bandwidth,
+        "the times do not add up",
+    ),
+    "09.3": (lambda values: sum(size for size, *_ in values), "That is all of them"),
     "10.1": (any_rows, "that the space must not have: expected none, got [(12, 8)"),
     "10.2": (as_it_stands, "the rows of the tile of a trace with tiles of 6 by 16, on 20 rows: expected 5, got 20"),
     "10.3": (fastest_repeat, "the seconds of workload 0"),
@@ -323,9 +446,12 @@ WRONG = {  # an answer, and words of the message
     "13.2": (one_kernel, "the result of one gate"),
     "13.3": (short_first, "with a constant bias and a ReLU"),
     "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
-    "15.2": ("import numpy", "one that depends on the network"),
+    "15.2": (
+        lambda manifest, machine: {key for key in machine if machine[key] != manifest[key]},
+        "order of instruction",
+    ),
     "16.1": (extracted, "files outside of the folder"),
-    "16.2": ((np.ones((1, 10)), np.ones((1, 10))), "the digit that the server reads"),
+    "16.2": (lambda remote, saved, pictures: tn.load(saved)(pictures), "the library on the server"),
     "17.1": (lambda pictures, pixels, channels: pictures * pixels * channels // 256, "blocks for 1 pictures"),
     "17.2": ({"squeezenet1_1": 18, "inception_v3": 75, "resnet50": 52}, "squeezenet1_1 after the merge"),
     "17.3": (MERGED[::-1], "convolutions of the first graph: expected 2, got 1"),
@@ -336,7 +462,7 @@ WRONG = {  # an answer, and words of the message
     "19.1": (lambda got, wanted, terms: np.allclose(got, wanted, rtol=1e-5), "sums of 2304 terms in float32"),
     "19.2": (end_to_end, "calls of is_right for 8 passes: expected at most 4, got 8"),
     "19.3": (without_vectors, "expected a vectorized loop of 8"),
-    "20.1": (CALLS, "differ after loading"),
+    "20.1": (squares, "the result for 5 and 4 rows of 3: expected distances, got their squares"),
     "20.2": (lambda labels: torch.mode(labels, dim=1).values, "no aten.mode"),
     "20.3": (
         lambda results, expected: next(
@@ -345,9 +471,15 @@ WRONG = {  # an answer, and words of the message
         "where all differ by rounding",
     ),
     "21.1": (np.random.default_rng(0).standard_normal((360, 64)), "nearest other picture"),
-    "21.2": (lambda params: "an error", "a short file"),
-    "22.1": (["matmul", "permute_dims"], "the last call"),
-    "22.2": (layer(bias_added=False), "the result: expected a difference"),
+    "21.2": (
+        lambda builder, node, x: relax.op.nn.leakyrelu(x, float(node.get("attrs", {}).get("slope", "0.01"))),
+        "act_type elu and slope 0.7: expected a difference",
+    ),
+    "22.1": (
+        lambda data, weight, dtype: relax.op.matmul(data, weight, dtype),
+        "the result of as many outputs as inputs: expected a difference",
+    ),
+    "22.2": (partial(layer, bias_last=True), "Add the bias before the ReLU"),
     "22.3": (lambda x: np.ones((36, 10), "float32"), "scores of 36 pictures"),
     "capstone.1": (
         lambda channels, size, flops, bandwidth: 18 * channels * size**2 / flops,
@@ -358,9 +490,59 @@ WRONG = {  # an answer, and words of the message
 }
 
 
+OTHER_MISTAKES = [
+    ("00.3", lambda n, w: window(n, w, order=False), "innermost loop: expected vectorized, got serial"),
+    ("00.3", lambda n, w: None, "Return the Schedule"),
+    (
+        "01.1",
+        lambda module, example, inputs: [
+            n for n, x in enumerate(inputs) if not torch.equal(module(x), module(example))
+        ],
+        "For its own example",
+    ),
+    ("01.3", lambda net, x: for_any_batch(net, x, max=4), "7 pictures for a convolution: expected a result"),
+    ("01.3", lambda net, x: for_any_batch(net, x, copies=1), "cat the example twice"),
+    ("02.2", lambda model, count: sorted(set(largest(model, 9)), key=np.prod, reverse=True)[:count], "both count"),
+    ("02.2", lambda model, count: largest(model, 9, key=lambda shape: shape[0])[:count], "Sort the weights' shapes"),
+    ("02.3", lambda model, name: with_output(copied(model), name, first=True), "Append to the outputs"),
+    (
+        "02.3",
+        lambda model, name: with_output(copied(model), "no such value"),
+        "the outputs: expected ['out', 'product']",
+    ),
+    ("09.2", lambda frame, flops, bandwidth: to_win(frame, flops / 1e3, bandwidth / 1e3), "what computes can win"),
+    (
+        "09.2",
+        lambda frame, flops, bandwidth: (
+            frame["ms"] - np.maximum(frame["MFLOP"] * 1e9 / flops, frame["MB"] * 1e9 / bandwidth)
+        ),
+        "above its limit",
+    ),
+    (
+        "09.2",
+        lambda frame, flops, bandwidth: (
+            frame["ms"] - np.minimum(frame["MFLOP"] * 1e9 / flops, frame["MB"] * 1e9 / bandwidth)
+        ),
+        "the shorter of the two times",
+    ),
+    ("09.3", lambda values: alive(values, last=0), "count the last call too"),
+    ("15.2", lambda manifest, machine: reasons(manifest, machine) != set(), "Return a set"),
+    ("20.1", by_product, "Subtract first"),
+    ("22.1", lambda data, weight, dtype: dense(data, weight, None), "out_dtype is the type of the sums"),
+]
+
+
 @pytest.mark.parametrize("number", EXERCISES)
 def test_a_wrong_answer_is_told_with_its_property(number):
-    answer, words = WRONG[number]
+    is_told(number, *WRONG[number])
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), OTHER_MISTAKES)
+def test_other_mistakes_have_words_of_their_own(number, answer, words):
+    is_told(number, answer, words)
+
+
+def is_told(number, answer, words):
     told = verdict(number, answer)
     assert told.startswith("wrong. ") and words in told
     assert re.search(r"expected .+, got .+\. .+[.?]$", told, re.S), "what to do is missing"
@@ -401,19 +583,25 @@ class Again(PyRunner):
 
 
 RIGHT = {  # of lessons whose answers `make test` does not run
-    "00.3": 1.02,
-    "02.2": LARGEST,
-    "09.2": {0: 170, 1: 41, 2: 23},
-    "09.3": profile(scheduled=True),
+    "00.3": window,
+    "01.1": lambda module, example, inputs: [n for n, x in enumerate(inputs) if not traces(module, example, x)],
+    "01.3": for_any_batch,
+    "02.2": largest,
+    "02.3": lambda model, name: with_output(copied(model), name),
+    "08.1": on_one_core,
+    "09.2": to_win,
+    "09.3": alive,
     "12.1": greedy,
     "12.2": free_server,
     "12.3": Again,
-    "15.2": "load",
+    "15.2": reasons,
     "17.1": blocks,
     "17.2": {"squeezenet1_1": 26, "inception_v3": 75, "resnet50": 52},
     "17.3": MERGED,
-    "22.1": ["relax.permute_dims", "relax.matmul"],
-    "22.2": layer(bias_added=True),
+    "20.1": lambda node, importer: squares(node, importer, root=True),
+    "21.2": leaky,
+    "22.1": dense,
+    "22.2": layer,
 }
 
 
@@ -438,25 +626,25 @@ def test_an_answer_that_fails_is_wrong_and_says_how():
 
 def test_check_prints_the_verdict_and_progress_counts_what_is_solved(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    tn.check("15.2", "load")
-    tn.check("15.2", "first run")
-    assert capsys.readouterr().out.splitlines()[0] == "15.2: right"
+    tn.check("09.3", alive)
+    tn.check("09.3", sum)
+    assert capsys.readouterr().out.splitlines()[0] == "09.3: right"
     table = tn.progress()
-    assert table.solved == {"15.2"} and f"1 of {len(EXERCISES)} exercises" in str(table)
-    row = table.frame().set_index("lesson").loc["15_deploy"]
-    assert (row["solved"], row["of"], row["open"]) == (1, 2, "15.1 ★★")
+    assert table.solved == {"09.3"} and f"1 of {len(EXERCISES)} exercises" in str(table)
+    row = table.frame().set_index("lesson").loc["09_profiling"]
+    assert (row["solved"], row["of"], row["open"]) == (1, 3, "09.1 ★★, 09.2 ★★")
 
 
 def test_the_answers_themselves_count_for_nobody(monkeypatch):
     monkeypatch.chdir(NOTEBOOKS / "solutions")
-    assert verdict("15.2", "load") == "right"
+    assert verdict("09.3", alive) == "right"
     assert not tn.progress().solved
 
 
 def test_a_cache_that_cannot_be_written_changes_no_verdict(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "file"))
-    assert verdict("15.2", "load").startswith("right; this was not noted: the cache ")
+    assert verdict("09.3", alive).startswith("right; this was not noted: the cache ")
     assert data.cache().is_file() and not tn.progress().solved
 
 

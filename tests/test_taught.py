@@ -85,6 +85,12 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "TIRPagedKVCache(": 1,
         "fork(": 1,
     },
+    "20_your_own_model": {
+        "torch.export.export(": 5,
+        "torch.cond(": 1,
+        "custom_convert_map=": 3,
+        "tn.diverge(": 1,
+    },
 }
 # Lessons on TVM's own API, and the cells that call tn.build: each compares with it.
 COMPARED = {
