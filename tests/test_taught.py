@@ -44,6 +44,18 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "rewrite_call(": 1,
         "torch.from_dlpack": 3,
     },
+    "17_gpu": {
+        ".bind(": 4,
+        "cache_read(": 2,
+        "compute_at(": 3,
+        "reverse_compute_at(": 3,
+        "cache_write(": 3,
+        "blockize(": 1,
+        "tensorize(": 1,
+        "dl.gpu.Matmul(": 1,
+        "legalize_passes(": 1,
+        "dl.ScheduleRule": 1,
+    },
 }
 NO_BUILD = {"05_write_relax": [], "08_fast_in_plain_tvm": ["all"]}  # the cells that call tn.build, to compare with it
 
