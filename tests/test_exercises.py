@@ -206,9 +206,51 @@ def layer(relay, rows, inputs, units, bias_last=False):
     return relay.Function([data, weight, bias], body)
 
 
-def blocks(pictures, pixels, channels):
-    large, small = (math.ceil(pictures * pixels / rows) * math.ceil(channels / 32) for rows in (32, 8))
-    return large if large >= 256 else small
+def transposed(writes="along", reads="along", threads=256, tile=32, scope="shared"):
+    """A schedule of a transposition by tiles, whose warps read or write along rows or down columns."""
+
+    def schedule(kernel):
+        sch = Schedule(kernel)
+        block_y, j, block_x, i = (
+            part for loop in sch.get_loops("transposed") for part in sch.split(loop, [None, tile])
+        )
+        sch.reorder(block_y, block_x, j, i)
+        sch.bind(block_y, "blockIdx.y")
+        sch.bind(block_x, "blockIdx.x")
+        ways = {"transposed": writes}
+        if scope:
+            copy = sch.cache_read("transposed", 0, scope)
+            sch.compute_at(copy, block_x)
+            ways[copy] = reads
+        for block, way in ways.items():
+            outer, inner = sch.get_loops(block)[-2:]
+            if way == "down":
+                sch.reorder(inner, outer)
+                outer, inner = inner, outer
+            sch.bind(sch.split(sch.fuse(outer, inner), [None, threads])[1], "threadIdx.x")
+        return sch
+
+    return schedule
+
+
+def a_row_for_each_thread(kernel):
+    sch = Schedule(kernel)
+    block, thread = sch.split(sch.get_loops("total")[0], [None, 32])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    return sch
+
+
+def a_warp_for_each_row(kernel, strided=True):
+    """Threads that take every 32nd column, or 32 pieces of the row."""
+    sch = Schedule(kernel)
+    row, k = sch.get_loops("total")
+    first, second = sch.split(k, [None, 32] if strided else [32, None])
+    lane, rest = (second, first) if strided else (first, second)
+    sch.reorder(row, lane, rest)
+    sch.bind(row, "blockIdx.x")
+    sch.bind(lane, "threadIdx.x")
+    return sch
 
 
 def window(n, w, turned=False, order=True):
@@ -387,7 +429,6 @@ def short_first(mod):
     return relax.transform.FuseOpsByPattern(entries)(mod)
 
 
-MERGED = [["nn.conv2d", "nn.relu", "nn.conv2d", "nn.relu"], ["nn.conv2d", "add", "split", "nn.relu", "sigmoid"]]
 
 WRONG = {  # an answer, and words of the message
     "00.1": (product, "C for n = 8"),
@@ -452,9 +493,9 @@ WRONG = {  # an answer, and words of the message
     ),
     "16.1": (extracted, "files outside of the folder"),
     "16.2": (lambda remote, saved, pictures: tn.load(saved)(pictures), "the library on the server"),
-    "17.1": (lambda pictures, pixels, channels: pictures * pixels * channels // 256, "blocks for 1 pictures"),
-    "17.2": ({"squeezenet1_1": 18, "inception_v3": 75, "resnet50": 52}, "squeezenet1_1 after the merge"),
-    "17.3": (MERGED[::-1], "convolutions of the first graph: expected 2, got 1"),
+    "17.1": (lambda rows, columns, size: rows * columns / ((rows + columns) * size), "a tile of 64 by 64, 4 bytes"),
+    "17.2": (transposed(writes="down"), "the pieces of transposed that a warp writes at a step of 64 by 32"),
+    "17.3": (a_row_for_each_thread, "sums across the threads"),
     "18.1": (lambda logits, temperature: np.exp(logits) / np.exp(logits).sum(), "at temperature 0.5"),
     "18.2": (in_one_session, "the tokens of the first text"),
     "18.3": (SimpleNamespace(state=[SimpleNamespace(shape=(4, 1, 2, 256, 32))] * 2), "two caches: expected [512, 512]"),
@@ -527,6 +568,13 @@ OTHER_MISTAKES = [
     ),
     ("09.3", lambda values: alive(values, last=0), "count the last call too"),
     ("15.2", lambda manifest, machine: reasons(manifest, machine) != set(), "Return a set"),
+    ("17.1", lambda rows, columns, size: 2 * rows * columns / (rows + columns), "How many bytes has it?"),
+    ("17.2", transposed(reads="down"), "the pieces of x that a warp reads at a step of 64 by 32: expected 4"),
+    ("17.2", transposed(threads=2048, tile=64), "the threads of a block for 1,024 by 1,536: expected 1,024 or fewer"),
+    ("17.2", transposed(tile=128), "expected 49,152 bytes or fewer, got 65536"),
+    ("17.2", transposed(scope=None), "the buffers in shared memory for 1,024 by 1,536: expected one"),
+    ("17.2", Schedule, "the threads of 1,024 by 1,536: expected some"),
+    ("17.3", lambda kernel: a_warp_for_each_row(kernel, strided=False), "that a warp reads at a step of 8 rows of 96"),
     ("20.1", by_product, "Subtract first"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, None), "out_dtype is the type of the sums"),
 ]
@@ -595,9 +643,9 @@ RIGHT = {  # of lessons whose answers `make test` does not run
     "12.2": free_server,
     "12.3": Again,
     "15.2": reasons,
-    "17.1": blocks,
-    "17.2": {"squeezenet1_1": 26, "inception_v3": 75, "resnet50": 52},
-    "17.3": MERGED,
+    "17.1": lambda rows, columns, size: 2 * rows * columns / ((rows + columns) * size),
+    "17.2": transposed(),
+    "17.3": a_warp_for_each_row,
     "20.1": lambda node, importer: squares(node, importer, root=True),
     "21.2": leaky,
     "22.1": dense,

@@ -78,6 +78,18 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "rewrite_call(": 1,
         "torch.from_dlpack": 3,
     },
+    "17_gpu": {
+        ".bind(": 4,
+        "cache_read(": 2,
+        "compute_at(": 3,
+        "reverse_compute_at(": 3,
+        "cache_write(": 3,
+        "blockize(": 1,
+        "tensorize(": 1,
+        "dl.gpu.Matmul(": 1,
+        "legalize_passes(": 1,
+        "dl.ScheduleRule": 1,
+    },
     "18_language_model": {
         "(nn.Module)": 3,
         ".export_tvm(": 2,
