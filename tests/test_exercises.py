@@ -2,7 +2,6 @@
 
 import heapq
 import json
-import math
 import re
 import tarfile
 import time
@@ -427,7 +426,6 @@ def short_first(mod):
     linear = is_op("relax.add")(is_op("relax.matmul")(wildcard(), wildcard()), wildcard())
     entries = [("exercise.linear", linear), ("exercise.linear_relu", is_op("relax.nn.relu")(linear))]
     return relax.transform.FuseOpsByPattern(entries)(mod)
-
 
 
 WRONG = {  # an answer, and words of the message
