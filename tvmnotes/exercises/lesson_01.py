@@ -132,7 +132,7 @@ def any_batch(answer):
         example = torch.randn(shape, generator=generator)
         try:
             program = answer(net.eval(), example)
-        except torch._dynamo.exc.UserError as error:
+        except RuntimeError as error:  # of which torch.export's are
             told = str(error).strip().splitlines()[0]
             do = "torch.export takes a dim of 1 for a constant. For the export, cat the example twice."
             require(shape[0] > 1, f"the export of {what}", "a program", told, do)

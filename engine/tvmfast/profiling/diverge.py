@@ -1,6 +1,8 @@
 """`diverge`: where a network's values leave those of a reference by more than rounding explains."""
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from ..core.table import Table
 from ..runtime.compiled import Compiled
 from ..runtime.tensors import to_numpy
 from .profiler import schedule_text
-from .references import reference_of
+from .references import Reference, mxnet_reference, onnx_reference
 from .steps import Graph, Itself, Step, in_float64, matched
 from .values import Value, cast, compare, shifted
 
@@ -142,7 +144,7 @@ def diverge(
             wide = in_float64(mod)
             graph, beside, pairs = _beside_itself(mod, wide or mod, inputs, wide is None)
         else:
-            graph, beside = Graph(mod), reference_of(reference, inputs, params)
+            graph, beside = Graph(mod), _reference(reference, inputs, params)
             pairs = matched(Graph(beside.mod), graph, beside.values)
         values = [*_compared(graph, inputs, beside, pairs, limit)]
         if not any(value.fault for value in values) and (kernels := _scheduled(mod, context)):
@@ -153,6 +155,36 @@ def diverge(
         listed = pipeline.passes(context) if passes is True else [*passes] if passes else []
         moved = _moved_by(mod, context, listed, inputs, compared) if listed else None
     return Divergence(values, moved)
+
+
+def _reference(model: Any, inputs: Mapping[str, np.ndarray], params: Mapping) -> Reference:
+    """Return the reference for a framework's model.
+
+    Args:
+        model: A PyTorch module in eval mode, or an ExportedProgram; an ONNX file, its bytes or a ModelProto;
+            an MXNet symbol, which takes `params`, or a pair of one and its parameters.
+        inputs: The arrays of the inputs, by name, in order.
+        params: The parameters of the network that is compared.
+
+    Raises:
+        TypeError: The model is of another kind.
+        ModuleNotFoundError: The framework is missing.
+        Exception: What the frontend raises that imports the model.
+    """
+    torch, onnx = sys.modules.get("torch"), sys.modules.get("onnx")
+    if torch and isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+        from .torch_reference import torch_reference  # for speed: torch's exporter
+
+        return torch_reference(model, inputs)
+    if isinstance(model, str | os.PathLike | bytes) or (onnx and isinstance(model, onnx.ModelProto)):
+        return onnx_reference(model, inputs)
+    symbol, arrays = model if isinstance(model, tuple) and len(model) == 2 else (model, params)
+    if hasattr(symbol, "tojson") and hasattr(symbol, "get_internals"):
+        return mxnet_reference(symbol, arrays, inputs)
+    raise TypeError(
+        "reference: expected a PyTorch module or ExportedProgram, an ONNX file, an mx.sym.Symbol or a pair "
+        f"of one and its parameters, or None for the network itself; got {type(model).__name__}"
+    )
 
 
 def _run(lib: Compiled, inputs: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:

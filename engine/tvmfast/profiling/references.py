@@ -1,7 +1,5 @@
 """What `diverge` compares a network with: a framework's network, whose values are read by their names."""
 
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,42 +37,12 @@ def imported(frontend: Callable, *args: Any) -> tuple:
     return mod, arrays, recording
 
 
-def reference_of(model: Any, inputs: Mapping[str, np.ndarray], params: Mapping) -> Reference:
-    """Return the reference for a framework's model.
-
-    Args:
-        model: A PyTorch module in eval mode, or an ExportedProgram; an ONNX file, its bytes or a ModelProto;
-            an MXNet symbol, which takes `params`, or a pair of one and its parameters.
-        inputs: The arrays of the inputs, by name, in order.
-        params: The parameters of the network that is compared.
-
-    Raises:
-        TypeError: The model is of another kind.
-        ModuleNotFoundError: The framework is missing.
-        Exception: What the frontend raises that imports the model.
-    """
-    torch, onnx = sys.modules.get("torch"), sys.modules.get("onnx")
-    if torch and isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
-        from .torch_reference import torch_reference  # for speed: torch's exporter
-
-        return torch_reference(model, inputs)
-    if isinstance(model, str | os.PathLike | bytes) or (onnx and isinstance(model, onnx.ModelProto)):
-        return _onnx(model, inputs)
-    symbol, arrays = model if isinstance(model, tuple) and len(model) == 2 else (model, params)
-    if hasattr(symbol, "tojson") and hasattr(symbol, "get_internals"):
-        return _mxnet(symbol, arrays, inputs)
-    raise TypeError(
-        "reference: expected a PyTorch module or ExportedProgram, an ONNX file, an mx.sym.Symbol or a pair "
-        f"of one and its parameters, or None for the network itself; got {type(model).__name__}"
-    )
-
-
-def _onnx(model: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
+def onnx_reference(model: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
     """Run an ONNX file in ONNX Runtime without its optimizations; the values that are read become outputs."""
     import onnx  # for speed, as the next two: only where a file is compared
     import onnxruntime
 
-    from ..frontends.onnx.importer import from_onnx
+    from ..frontends.onnx.importer import from_onnx  # for speed
 
     mod, _, recording = imported(from_onnx, model, dict(inputs))
     if not isinstance(model, onnx.ModelProto):
@@ -102,11 +70,11 @@ def _onnx(model: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
     )
 
 
-def _mxnet(symbol: Any, params: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
+def mxnet_reference(symbol: Any, params: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
     """Run a symbol of MXNet in inference; its values are its internals."""
     import mxnet  # for speed, as the next: only where a symbol is compared
 
-    from ..frontends.mxnet.importer import from_mxnet
+    from ..frontends.mxnet.importer import from_mxnet  # for speed
 
     if isinstance(params, Mapping):
         params = {name: x.numpy() if hasattr(x, "numpy") else x for name, x in params.items()}
