@@ -80,7 +80,7 @@ def calls(name, folder):
 def test_a_kernel_that_crashes_ends_a_server_of_tvms_and_one_that_hangs_does_not(tmp_path):
     """The two errors of a crash and of a kill have the same words, as the answers say."""
     with Cluster(tmp_path, tvms_own=True) as cluster:
-        config = ms.runner.RPCConfig("127.0.0.1", cluster.port, "k", session_timeout_sec=5)
+        config = ms.runner.RPCConfig("127.0.0.1", cluster.port, "k", session_timeout_sec=10)
         cluster.serve("first", module="tvm.exec.rpc_server")
         with measured(config, calls("sleep", tmp_path)) as trial:
             assert "RPCSessionTimeoutError" in trial.result().error_msg
