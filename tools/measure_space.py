@@ -17,6 +17,7 @@ import numpy as np
 import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
 import tvmnotes as tn
 from tvmnotes import lessons
@@ -38,7 +39,7 @@ def names() -> dict[str, Any]:
 def arguments(kernel: tvm.tirx.PrimFunc) -> list[tvm.runtime.Tensor]:
     """Return random arguments of a kernel; the last is its result."""
     rng = np.random.default_rng(0)
-    shapes = [[int(n) for n in kernel.buffer_map[each].shape] for each in kernel.params]
+    shapes = [tuple(map(int, each.shape)) for each in ms.arg_info.ArgInfo.from_prim_func(kernel)]
     return [tvm.runtime.tensor(rng.standard_normal(shape, dtype="float32")) for shape in shapes]
 
 
@@ -68,7 +69,7 @@ def read(file: Path) -> dict[tuple, float]:
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     lines = text[: text.rfind("\n") + 1].splitlines()
     rows = [line.split(",") for line in lines if line[0].isdigit()]
-    return {tuple(map(int, config)): float(ms) for *config, ms in rows}
+    return {tuple(map(int, config)): float(time) for *config, time in rows}
 
 
 def main() -> None:
@@ -94,8 +95,8 @@ def main() -> None:
     print(f"{TABLE}: {TABLE.stat().st_size // 1024} KiB")
 
 
-def _line(config: tuple, ms: float) -> str:
-    return ",".join(map(str, config)) + f",{ms:.4f}\n"
+def _line(config: tuple, time: float) -> str:
+    return ",".join(map(str, config)) + f",{time:.4f}\n"
 
 
 if __name__ == "__main__":
