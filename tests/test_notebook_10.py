@@ -113,8 +113,8 @@ def test_the_lessons_builder_makes_a_library_or_tells_why_not(tmp_path):
     exec(CELLS["parts"].partition("\n\n\ndef quiet")[0], names)
     A = te.placeholder((8,), name="A")
     mod = tvm.IRModule({"main": te.create_prim_func([A, te.compute(A.shape, lambda i: A[i] + 1.0)])})
-    given = ms.builder.BuilderInput(mod, tn.env.host_target())
-    made, failed = names["ThreadBuilder"]().build([given, None])
+    (made,) = names["ThreadBuilder"]().build([ms.builder.BuilderInput(mod, tn.env.host_target())])
+    failed = names["built"](None)
     assert made.error_msg is None and Path(made.artifact_path).exists()
     assert failed.artifact_path is None and failed.error_msg
 
