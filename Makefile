@@ -52,6 +52,9 @@ PARALLEL = --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 SMOKE = $(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) $(NBVAL) $(wildcard notebooks/0[0-2]*.ipynb) \
   tests/test_vision.py $(patsubst %,engine/tests/test_%.py,import_pytorch import_onnx frontends runtime)
 ALL := $(NBVAL) $(NOTEBOOKS) tests engine/tests --ignore tests/ui
+# What has tests that run alone, after the rest.
+ALONE = $(NBVAL) $(filter %/12_distributed_tuning.ipynb,$(NOTEBOOKS)) \
+  $(shell grep -l 'mark\.alone' tests/test_*.py engine/tests/test_*.py)
 # Tests that compare computed numbers, and what moves their rounding: kernels for older CPUs, other sums in PyTorch.
 NUMERIC = $(shell grep -l '^from agreement import' tests/test_*.py engine/tests/test_*.py)
 ROUNDINGS := TESTS_LIMIT=avx2 TESTS_LIMIT=avx512-no-vnni 'ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2'
@@ -137,7 +140,7 @@ lab: $(READER)  ## Open the course in JupyterLab on 127.0.0.1
 
 test: $(READY)  ## Run the packages' tests and, under nbval, the notebooks
 	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) $(PARALLEL) -m "not alone" $(ALL)
-	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) -m alone $(ALL)
+	$(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $(PYTEST) -m alone $(ALONE)
 
 smoke: $(READY)  ## Run what shows in 3 minutes that an installation works
 	$(BIN)/python -m tvmnotes doctor
@@ -148,7 +151,7 @@ smoke-arm: $(READY)  ## Compile four networks for 64-bit ARM, and run them under
 
 test-full: $(READY)  ## The same, all of it whole: networks, sweeps, readers' measuring times, processes from nothing
 	$(QUIET) $(PASSIVE) $(PYTEST) --margins $(PARALLEL) -m "not alone" $(ALL)
-	$(QUIET) $(PASSIVE) $(PYTEST) --margins -m alone $(ALL)
+	$(QUIET) $(PASSIVE) $(PYTEST) --margins -m alone $(ALONE)
 	for rounding in $(ROUNDINGS); do echo "$$rounding"; \
 	  env $(QUIET) $(PASSIVE) TVMNOTES_QUICK=1 $$rounding $(PYTEST) --margins $(PARALLEL) -m "not alone" $(NUMERIC) || exit; \
 	done

@@ -19,6 +19,10 @@ _LONGEST = (
     "notebooks/12_distributed_tuning.ipynb", "notebooks/solutions/12_distributed_tuning.ipynb",
     "tests/test_classic_notes.py",
 )  # fmt: skip
+# As in `testing`: what is computed is tested, not machine code.
+_UNOPTIMIZED = {
+    ROOT / "tests" / f"test_{name}.py" for name in ("language", "notebook_01", "notebook_04", "notebook_21")
+}
 # They start servers, or tune until a step has had so many trials.
 _ALONE = {NOTEBOOKS / "12_distributed_tuning.ipynb", NOTEBOOKS / "solutions" / "12_distributed_tuning.ipynb"}
 # Answers that tune, profile, start processes and build whole networks; the other, short ones run in `make test` too.
@@ -29,7 +33,9 @@ _FULL = {NOTEBOOKS / "solutions" / f"{name}.ipynb"
 
 def pytest_addoption(pluginmanager):
     pluginmanager.import_plugin("testing")
-    pluginmanager.get_plugin("testing").LONGEST[:0] = [ROOT / name for name in _LONGEST]
+    testing = pluginmanager.get_plugin("testing")
+    testing.LONGEST[:0] = [ROOT / name for name in _LONGEST]
+    testing.UNOPTIMIZED |= _UNOPTIMIZED
     forked.IMPORTED += ["ipykernel.kernelapp", "tvmnotes.models"]
 
 

@@ -88,7 +88,7 @@ def export(folder: Path) -> None:
 
         options = {"pretrained_base": False} if name.startswith("ssd") else {}
         net, shape = get_model(name, pretrained=False, **options), tn.gluon.shape_of(name)
-        with pass_lock, gluon._quiet_unfused():
+        with pass_lock, gluon.quiet_unfused():
             net.initialize(mx.init.Uniform())
             net(mx.nd.zeros(shape))
             symbol, params = gluon.as_symbol(net)

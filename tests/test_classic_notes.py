@@ -75,7 +75,7 @@ def test_note_b(script, tmp_path, network):
     if network == "custom":
         mx = pytest.importorskip("mxnet", reason="the mxnet extra is not installed")
         mx.random.seed(SEED)
-        with gluon._quiet_unfused():
+        with gluon.quiet_unfused():
             net = mx.gluon.nn.HybridSequential()
             net.add(
                 mx.gluon.nn.Conv2D(16, 3, padding=1, activation="relu"),

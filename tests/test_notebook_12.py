@@ -1,18 +1,27 @@
-"""What notebook 12 claims beyond test_rpc.py: a tuning that loses a server loses nothing; its commands are real."""
+"""What notebook 12 claims beyond its cells and test_rpc.py: what TVM's RPC does when something is lost, and ours."""
 
+import contextlib
+import inspect
 import re
 import shlex
 import socket
+import tarfile
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
+import tvm
 import typer
 from agreement import close
 from rpc_cluster import QUICK, Cluster, wait_until
 from testing import SEED
+from tvm import rpc, te, tirx
+from tvm.rpc.tracker import Tracker
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.builder import local_builder
 
 import tvmnotes as tn
 from tvmfast.commands import app
@@ -20,7 +29,86 @@ from tvmfast.compiler.build import resolve_target
 from tvmnotes import processes
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "12_distributed_tuning.ipynb"
-TEXT = "\n".join(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "markdown")
+CELLS = nbformat.read(NOTEBOOK, as_version=4).cells
+TEXT = "\n".join(cell.source for cell in CELLS if cell.cell_type == "markdown")
+CODE = {cell.id: cell.source for cell in CELLS if cell.cell_type == "code"}
+
+
+# ---------------------------------------------------------------- TVM's own
+
+
+def test_tvms_defaults_are_one_connection_every_network_and_object_files_that_the_server_links(tmp_path, monkeypatch):
+    assert "Defaults to 1" in ms.runner.RPCRunner.__init__.__doc__
+    for start in (rpc.Server, Tracker):
+        assert inspect.signature(start).parameters["host"].default == "0.0.0.0"
+    assert "full remote code execution capabilities" in " ".join(rpc.Server.__doc__.split())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    x = te.placeholder((4,), name="x")
+    kernel = te.create_prim_func([x, te.compute((4,), lambda i: x[i] + 1.0, name="y")])
+    with tarfile.open(local_builder.default_export(tvm.compile(kernel, target="llvm").mod)) as exported:
+        assert exported.getnames() and all(name.endswith((".o", ".c", ".cc")) for name in exported.getnames())
+
+
+@contextlib.contextmanager
+def measured(config, path="none.tar"):
+    """A trial of TVM's runner, which ends in any case."""
+    runner = ms.runner.RPCRunner(config, ms.runner.EvaluatorConfig(1, 1, 0), max_workers=1)
+    try:
+        yield runner.run([ms.runner.RunnerInput(str(path), "cpu", [ms.arg_info.TensorInfo("float32", (1,))] * 2)])[0]
+    finally:
+        runner.pool.shutdown(wait=False)
+
+
+def test_without_a_tracker_a_trial_of_tvms_fails_after_the_sessions_limit():
+    config = ms.runner.RPCConfig("127.0.0.1", processes.free_port(), "k", session_timeout_sec=1)
+    with measured(config) as trial:
+        assert "Unable to connect to the tracker" in trial.result().error_msg
+
+
+def calls(name, folder):
+    """A library whose main calls a function of C's with the number 100, unless it has no arguments."""
+    arguments = [] if name == "abort" else [100]
+    x = te.placeholder((1,), name="x")
+    y = te.extern((1,), [x], lambda ins, outs: tirx.call_extern("int32", name, *arguments), name="y", dtype="float32")
+    path = folder / f"{name}.so"
+    tvm.compile(te.create_prim_func([x, y]), target="llvm").export_library(str(path))
+    return path
+
+
+@pytest.mark.alone
+@pytest.mark.full
+def test_a_kernel_that_crashes_ends_a_server_of_tvms_and_one_that_hangs_does_not(tmp_path):
+    """The two errors of a crash and of a kill have the same words, as the answers say."""
+    with Cluster(tmp_path, tvms_own=True) as cluster:
+        config = ms.runner.RPCConfig("127.0.0.1", cluster.port, "k", session_timeout_sec=10)
+        cluster.serve("first", module="tvm.exec.rpc_server")
+        with measured(config, calls("sleep", tmp_path)) as trial:
+            assert "RPCSessionTimeoutError" in trial.result().error_msg
+        wait_until(lambda: cluster.free() == 1)
+        with measured(config, calls("abort", tmp_path)) as trial:
+            assert "kShutdown" in trial.result().error_msg
+        wait_until(lambda: not cluster.servers())
+        assert cluster.processes["first"].poll() is None, "it runs, and serves nobody"
+        with measured(config, tmp_path / "sleep.so") as trial:
+            wait_until(lambda: rpc.connect_tracker("127.0.0.1", cluster.port).summary()["queue_info"]["k"]["pending"])
+            assert not trial.done()
+            cluster.serve("second", module="tvm.exec.rpc_server", wait=False)
+            wait_until(lambda: any(tmp_path.glob("*/sleep.so")))  # the server has it
+            cluster.unplug("second")
+            assert "kShutdown" in trial.result().error_msg
+
+
+def test_tvm_alone_is_at_most_20_lines_without_our_packages():
+    lines = [line for line in CODE["alone"].splitlines() if line.strip()]
+    assert len(lines) <= 20
+    assert not re.search(r"\btn\b|tvmnotes|tvmfast", CODE["alone"])
+
+
+def test_the_lesson_types_no_port():
+    assert not re.findall(r"\b\d{4,}\b", "\n".join(CODE.values()))
+
+
+# ---------------------------------------------------------------- ours
 
 
 @pytest.fixture
@@ -55,6 +143,24 @@ def test_a_tuning_loses_a_server_and_nothing_else_and_the_tracker_comes_back(sma
     cluster.unplug("tracker")
     assert cluster.start_tracker()
     wait_until(lambda: len(cluster.servers()) == 1)  # the server registers again by itself
+
+
+@pytest.mark.alone
+@pytest.mark.full
+def test_without_its_tracker_a_tuning_of_ours_ends_with_an_error_and_keeps_whole_batches(small, cluster, tmp_path):
+    log = tmp_path / "records.jsonl"
+
+    def pull():
+        wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 8)
+        cluster.unplug("tracker")
+
+    task = tn.tuning.tasks(small.mod, small.params)[:1]
+    told = f"no RPC tracker answers at {cluster.tracker}: start one with python -m tvmfast tracker"
+    with tn.tuning.RpcRunner(cluster.tracker, "k", **QUICK) as runner, ThreadPoolExecutor() as threads:
+        threads.submit(pull)
+        with pytest.raises(ConnectionError, match=told):
+            tn.tune(small.mod, small.params, tuner="random", tasks=task, trials=100, records=log, runner=runner)
+    assert len(tn.records.read(log)) in range(8, 100, 8)
 
 
 COMMANDS = re.findall(r"python -m tvmfast (\w+) (.*)$", TEXT, re.M)

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import tvm
 from agreement import close, reference
 
 import tvmnotes as tn
@@ -21,6 +22,7 @@ from tvmnotes import peak, tokens
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "18_language_model.ipynb"
 CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
 LENGTH = 64
+IMPORTS = CELLS["setup"].partition("\n\nprint")[0] + "\n"
 PACKAGES = {"inspect": inspect, "np": np, "pd": pd, "torch": torch, "tn": tn}
 
 
@@ -46,6 +48,14 @@ def names():
     run(names, "encode", "embedding", "rotary", "head", "own", "whole", "prompt", "step-build", "steps")
     names["exact"] = reference(net, names["sequence"])
     return names
+
+
+@pytest.fixture(scope="module")
+def in_nn(names):
+    """What the cells of `relax.frontend.nn` define, for the same network."""
+    names = dict(names)
+    exec(IMPORTS, names)
+    return run(names, "loop", "nn-model", "nn-attention", "nn-write", "paged", "batch")
 
 
 def part(exact, rows):
@@ -127,7 +137,7 @@ def test_a_step_reads_each_weight_once(names):
 
 def test_a_call_in_place_changes_its_argument(tmp_path):
     file = tmp_path / "in_place.py"  # TVM's parser reads the source
-    file.write_text(CELLS["setup"].partition("\n\nprint")[0] + "\n" + CELLS["inplace"])
+    file.write_text(IMPORTS + CELLS["inplace"])
     names = runpy.run_path(str(file))
     np.testing.assert_array_equal(names["cache"].numpy(), [[0, 0, 0], [0, 0, 0], [1, 2, 3], [0, 0, 0]])
 
@@ -139,6 +149,54 @@ def test_the_loop_writes_what_generate_writes(names, capsys):
     count = len(names["written"]) - given
     text = tn.generate(names["lib"], "def read(", tokens=count, temperature=0, tokenizer=names["tokenizer"])
     assert count > 40 and text == names["tokenizer"].decode(names["written"])
+
+
+def test_the_model_in_nn_has_the_logits_and_writes_the_tokens_of_the_step(in_nn):
+    half = in_nn["half"]
+    assert in_nn["result"].shape == (1, 1, 1024) and in_nn["again"] == in_nn["written"]
+    result, caches = in_nn["read"]("prefill", in_nn["sequence"][:, :half], half, in_nn["one"]["_initialize_effect"]())
+    close(result, part(in_nn["exact"], slice(half)))
+    for place in (half, half + 1):
+        result, caches = in_nn["read"]("decode", in_nn["sequence"][:, place : place + 1], place + 1, caches)
+        close(result, part(in_nn["exact"], slice(place, place + 1)))
+
+
+def test_texts_in_a_batch_are_read_as_each_alone(in_nn):
+    sequence, forward = in_nn["sequence"], in_nn["forward"]
+    in_nn["pages"] = in_nn["paged"]["create"](*(tvm.runtime.ShapeTuple([size]) for size in (4, 256, 128, 16)))
+    lengths = {0: 21, 1: 5}
+    for number in lengths:
+        in_nn["add"](in_nn["pages"], number)
+    read = forward("prefill", [np.concatenate([sequence[0, :n] for n in lengths.values()])], lengths)
+    for rows, n in zip(np.split(read[0], [21]), lengths.values(), strict=True):
+        close(rows[None], part(in_nn["exact"], slice(n)))
+    steps = forward("decode", [sequence[0, n : n + 1] for n in lengths.values()], dict.fromkeys(lengths, 1))
+    for row, n in zip(steps, lengths.values(), strict=True):
+        close(row[None], part(in_nn["exact"], slice(n, n + 1)))
+
+
+def test_a_fork_shares_full_pages_and_copies_the_last(in_nn, capsys):
+    run(in_nn, "fork")
+    free = in_nn["free"]
+    assert [free[0] - free[1], free[0] - free[2]] == [3, 4]
+    assert capsys.readouterr().out.count("11 of the 11 tokens") == 2
+
+
+def test_tokens_are_taken_back(in_nn):
+    pages, sequence = in_nn["pages"], in_nn["sequence"]
+    in_nn["add"](pages, 9)
+    in_nn["forward"]("prefill", [np.append(sequence[0, :18], [1, 2, 3])], {9: 21})
+    tvm.get_global_func("vm.builtin.kv_state_popn")(pages, 9, 3)
+    step = in_nn["forward"]("decode", sequence[:, 18:19], {9: 1})
+    close(step, part(in_nn["exact"], slice(18, 19)))
+
+
+def test_a_cache_of_one_text_grows_when_it_is_full():
+    of = {name: tvm.get_global_func(f"vm.builtin.attention_kv_cache_{name}") for name in ("create", "append", "view")}
+    cache = of["create"](tvm.runtime.tensor(np.zeros((2, 3), "float32")), tvm.runtime.ShapeTuple([2, 3]), 0)
+    for row in range(5):
+        of["append"](cache, tvm.runtime.tensor(np.full((1, 3), row, "float32")))
+    assert of["view"](cache, tvm.runtime.ShapeTuple([5, 3])).numpy()[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_candidates_get_their_own_caches_back(names):

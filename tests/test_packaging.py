@@ -198,6 +198,12 @@ def test_the_python_that_the_project_supports_is_the_same_everywhere():
     assert f"for version in {high} " in (ROOT / ".ci" / "run").read_text()
 
 
+def test_make_runs_the_notebooks_that_need_the_machine_for_themselves():
+    needs = re.search(r"^_ALONE = .*", (ROOT / "tests" / "conftest.py").read_text(), re.M)[0]
+    runs = re.search(r"^ALONE = .*", (ROOT / "Makefile").read_text(), re.M)[0]
+    assert set(re.findall(r"\d\d_\w+", needs)) == set(re.findall(r"\d\d_\w+", runs)) != set()
+
+
 def test_the_workflow_runs_the_pythons_and_machines_that_the_project_supports():
     """It never runs here: this says that it is whole, not that it passes."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]

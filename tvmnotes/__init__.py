@@ -35,6 +35,7 @@ PUBLIC = {
 MODULES = {
     "asm": "tvmnotes.asm",
     "digits": "tvmnotes.digits",
+    "faults": "tvmnotes.faults",
     "language": "tvmnotes.language",
     "models": "tvmnotes.models",
     "plots": "tvmnotes.plots",

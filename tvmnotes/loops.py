@@ -315,20 +315,27 @@ class _Walk:
         return run
 
 
-def trace(func: Any, cores: int = 4, limit: int = LIMIT) -> Trace:
-    """Walk the loops of a PrimFunc. The arguments, and what it raises, are those of `loops`."""
+def lowered(func: Any) -> Any:
+    """Lower a PrimFunc as TVM does, until loops, conditions, loads and stores are left."""
     import tvm  # for speed: the course's other modules need no TVM
     from tvm.s_tir import transform as lower  # for speed
 
+    passes = [getattr(lower, name)() for name in _PASSES]
+    return tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"]
+
+
+def trace(func: Any, cores: int = 4, limit: int = LIMIT) -> Trace:
+    """Walk the loops of a PrimFunc. The arguments, and what it raises, are those of `loops`."""
+    import tvm  # for speed
+
     if not isinstance(func, tvm.tirx.PrimFunc):
         raise TypeError(f"func: expected a PrimFunc, such as schedule.mod['main']; got {type(func).__name__}")
-    passes = [getattr(lower, name)() for name in _PASSES]
-    lowered = tvm.transform.Sequential(passes)(tvm.IRModule({"main": func}))["main"]
+    kernel = lowered(func)
     walk = _Walk(cores, limit)
-    for parameter in lowered.params:
+    for parameter in kernel.params:
         if hasattr(parameter.ty, "shape"):
             walk.add(parameter)
-    run = walk.compile(lowered.body)
+    run = walk.compile(kernel.body)
     run([[0] * walk.slots])
     grids = {grid.name: grid for grid, _, _ in walk.buffers.values()}
     steps = [walk.steps[step] for step in range(walk.step)]

@@ -3,10 +3,9 @@
     close(lib(*xs), reference(net, *xs))           # a network or function of PyTorch, in double precision
     close(lib(a, b), a.astype("float64") @ b, 80)  # a formula whose results are sums of 80 terms
 
-The tolerance is computed from what was summed, and fits no machine: for n terms `2 * eps * scale * (1 + sqrt(n))`, as
-rounding errors cancel like the steps of a random walk (Higham and Mary, "A new approach to probabilistic rounding
-error analysis", SIAM J. Sci. Comput., 2019). What rounding does to a whole network `reference` finds out by Monte
-Carlo arithmetic (Parker, 1997): it runs the network again with such errors in the result of each operator.
+The tolerance is computed from what was summed, and fits no machine: `tvmfast.core.rounding.share` of its size. What
+rounding does to a whole network `reference` finds out by Monte Carlo arithmetic (Parker, 1997): it runs the network
+again with such errors in the result of each operator.
 """
 
 import math
@@ -21,12 +20,12 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tvmfast.core import rounding
+from tvmfast.profiling.torch_reference import doubled
+
 shares = defaultdict(float)  # by test: the largest share of its tolerance that an error had
 
 _RUNS = 3  # with errors
-_WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64) | {
-    torch.complex64: torch.complex128
-}
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
 _SUMS = _PRODUCTS | {_aten.convolution, _aten.sum, _aten.mean, _aten.cumsum, torch.ops.prims.sum}
@@ -100,7 +99,7 @@ def close(got, wanted, terms: int = 1, *, scale=None, dtype="float32", rounded: 
             tolerance = 2 * moved[place] + 2 * eps * size
         else:
             summed = min(float(ml_dtypes.finfo(dtype).eps), eps)
-            tolerance = 2 * size * (summed * math.sqrt(terms) + eps) * (2 if rounded or info.bits == 64 else 1)
+            tolerance = size * rounding.share(terms, eps, summed) * (2 if rounded or info.bits == 64 else 1)
         _hold(name, ours, theirs, tolerance + np.zeros(ours.shape) + float(info.smallest_subnormal))
 
 
@@ -154,10 +153,10 @@ def reference(function, *inputs, dtype="float32") -> Reference:
     torch.backends.mha.set_fastpath_enabled(False)  # whole layers of transformers in one operator
     try:
         for x in held:
-            x.data = _doubled(x)
+            x.data = doubled(x)
         for run in range(1 + _RUNS):
             with torch.no_grad(), _Double(lowest, getattr(torch, dtype), run):
-                runs.append([*map(_array, tree_leaves(function(*(_doubled(x).clone() for x in inputs))))])
+                runs.append([*map(_array, tree_leaves(function(*(doubled(x).clone() for x in inputs))))])
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for x, data in zip(held, kept, strict=True):
@@ -175,15 +174,6 @@ def _distance(runs: np.ndarray, largest: float) -> float:
         return float(distances[np.isfinite(distances) & (np.abs(runs[0]) <= largest)].max(initial=0))
 
 
-def _doubled(x):
-    """Tensors of floats, and names of their types, as float64: alone, in lists, or among other arguments."""
-    if isinstance(x, torch.Tensor):
-        return x.to(_WIDE.get(x.dtype, x.dtype))
-    if isinstance(x, list | tuple):
-        return [_doubled(each) for each in x] if type(x) is list else tuple(map(_doubled, x))
-    return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
-
-
 class _Double(TorchDispatchMode):
     """Floats are of float64, and in a run other than 0 each result has a random error as large as one of rounding."""
 
@@ -194,7 +184,7 @@ class _Double(TorchDispatchMode):
         self.random = torch.Generator().manual_seed(run) if run else None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        args, kwargs = _doubled(args), {name: _doubled(value) for name, value in (kwargs or {}).items()}
+        args, kwargs = doubled(args), {name: doubled(value) for name, value in (kwargs or {}).items()}
         packet = func.overloadpacket
         with self:
             if packet in _STEPS and func in decomposition_table:
@@ -202,7 +192,7 @@ class _Double(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-        result = _doubled(func(*args, **kwargs))
+        result = doubled(func(*args, **kwargs))
         if self.random and packet not in _EXACT and not func.is_view:
             for each in result if isinstance(result, list | tuple) else [result]:
                 if isinstance(each, torch.Tensor) and each.dtype in (torch.float64, torch.complex128):

@@ -79,7 +79,7 @@ def fork_workers() -> None:
 
 
 def seconds(owner: str) -> float:
-    """The processor seconds of the forks, so far, that a tester asked for: one of pytest-xdist's, or ""."""
+    """The processor seconds so far of the forks that a tester asked for: one of pytest-xdist's, or ""."""
     if SOCKET not in os.environ:
         return 0.0
     with _ask({"seconds": owner}, limit=_LIMIT) as reply:
@@ -135,7 +135,7 @@ def _serve(path: str, ready: int):
     import selectors
 
     selector, used = selectors.DefaultSelector(), {}
-    running = set()
+    running = {}  # by process: who asked for it
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -170,7 +170,9 @@ def _serve(path: str, ready: int):
                         continue
                     request = json.loads(message)
                     if "seconds" in request:
-                        connection.sendall(f"{used.get(request['seconds'], 0.0)}\n".encode())
+                        of = request["seconds"]
+                        taken = used.get(of, 0.0) + sum(_taken(p) for p, owner in running.items() if owner == of)
+                        connection.sendall(f"{taken}\n".encode())
                         connection.close()
                         continue
                     has_group, theirs = os.pipe()
@@ -185,30 +187,36 @@ def _serve(path: str, ready: int):
                             if isinstance(ours, socket.socket):
                                 ours.detach()
                         return request
-                    running.add(process)
+                    running[process] = request["env"].get("PYTEST_XDIST_WORKER", "")
                     os.close(theirs)
                     os.read(has_group, 1)  # from here on, signals for its group reach it
                     for descriptor in (has_group, *descriptors):
                         os.close(descriptor)
                     with contextlib.suppress(OSError):
                         connection.sendall(f"{process}\n".encode())
-                    owner = request["env"].get("PYTEST_XDIST_WORKER", "")
                     selector.register(connection, selectors.EVENT_READ, ("gone", process))
                     ended = os.pidfd_open(process)
-                    selector.register(ended, selectors.EVENT_READ, ("over", process, owner, connection))
+                    selector.register(ended, selectors.EVENT_READ, ("over", process, connection))
                 case ("gone", process) if process in running:  # else both were told of at once, and this is closed
                     forget(key.fileobj)
                     kill(process)
-                case ("over", process, owner, connection):
+                case ("over", process, connection):
                     forget(key.fileobj)
                     forget(connection)
                     os.close(key.fd)
-                    running.remove(process)
+                    owner = running.pop(process)
                     _, status, usage = os.wait4(process, 0)
                     used[owner] = used.get(owner, 0.0) + usage.ru_utime + usage.ru_stime
                     with contextlib.suppress(OSError):
                         connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
                     connection.close()
+
+
+def _taken(process: int) -> float:
+    """The processor seconds of a process that has not been waited for, and of what it has waited for."""
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()  # from the third on
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _take(targets: list[int], descriptors: list[int], first: int) -> None:

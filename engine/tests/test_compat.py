@@ -31,7 +31,7 @@ LISTED = {
     file: set(re.findall(r"\b_[A-Za-z]\w*", what))
     for file, what in re.findall(r"^    (\w[\w/]*\.py) +(.+(?:\n {20,}.+)*)", INTERNALS, re.M)
 }
-PYTHONS = {"_exit", "_getframe", "_replace"}  # of os and the C library, sys, NamedTuple
+PYTHONS = {"_asdict", "_exit", "_getframe", "_replace"}  # of NamedTuple, os and the C library, and sys
 
 
 def defined(tree) -> set[str]:

@@ -1,4 +1,4 @@
-"""Networks of transformers and timm with random weights: TVM's result is PyTorch's. Three here; `make suites` has all.
+"""Networks of transformers and timm with random weights: TVM's result is PyTorch's. Some here; `make suites` has all.
 
 `python engine/tests/test_transformers.py [names]` prints a line for each, at the highest opt level: whether it imports,
 whether it agrees to 1e-3 of the largest magnitude in an output, and the largest difference. Those with attention are
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import close, reference
+from testing import sampled
 from torch.utils import _pytree as pytree
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -183,11 +184,14 @@ def difference(net, inputs, mod, params, opt_level: int = 3) -> float:
     return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(outputs, wanted, strict=True))
 
 
-@pytest.mark.parametrize(("name", "attention"), [("bert", "eager"), ("gpt2", "eager"), ("llama", "sdpa")])
-def test_a_network_gives_pytorchs_results(name, attention):
-    net, inputs, mod, params = imported(name, attention)
+TESTED = [("bert", "eager"), ("gpt2", "eager"), ("llama", "sdpa")]
+
+
+@pytest.mark.parametrize("names", sampled(TESTED, TESTED[2:]), ids="-".join)
+def test_a_network_gives_pytorchs_results(names, quick):
+    net, inputs, mod, params = imported(*names)
     wanted = reference(net, *inputs)
-    for level in (0, 3):
+    for level in (3,) if quick else (0, 3):
         close(tvmfast.build(mod, params, opt_level=level)(*inputs), wanted)
 
 

@@ -8,6 +8,7 @@ errors of computed numbers used. TESTS_LIMIT builds for less than this CPU has.
 import functools
 import gc
 import importlib.util
+import json
 import math
 import os
 import random
@@ -128,6 +129,40 @@ LONGEST = [
 ]  # fmt: skip
 
 
+# Of what is imported and computed, not of machine code. `make test` spares their kernels LLVM's optimizer and its slow
+# selection of instructions, most of a build's time. `make test-full` does not, nor do runs that show margins.
+UNOPTIMIZED = {
+    Path(__file__).parent / f"test_{name}.py"
+    for name in (
+        "bounds_check", "classic_ops", "combine_parallel", "conv_transpose", "cuda_nms", "deploy", "dynamic_axes",
+        "dynamic_dims", "dynamic_pads", "dynamic_recurrent", "dynamic_reshapes", "dynamic_splits", "fold",
+        "frontends", "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch", "logging", "mxnet_checkpoints",
+        "mxnet_numpy", "onnx_control_flow", "onnx_operators", "pytorch_added_operators", "pytorch_types", "records",
+        "recurrent", "runtime", "shape_variants", "specializations", "state", "torch_compile", "tracing",
+    )
+}  # fmt: skip
+_llvm = {}  # options that kernels are compiled with: those of the test that runs
+
+
+def _compile_with_options() -> None:
+    """Have `tvmfast` compile kernels with the options in `_llvm`, and keep them in the cache apart from others."""
+    import tvm
+
+    from tvmfast.compiler import codegen
+    from tvmfast.core import machine
+
+    compile_kernels, key = codegen.compile_kernels, codegen._key
+
+    def with_options(target):
+        return tvm.target.Target(json.loads(machine.target_json(target)) | _llvm) if _llvm else target
+
+    def compile_with_options(kernels, target, runs_here):
+        return compile_kernels(kernels, with_options(target), runs_here)
+
+    codegen.compile_kernels = compile_with_options
+    codegen._key = lambda target, text: key(with_options(target), text)
+
+
 def leave_out(config, items, out) -> None:
     """Deselect some of the items that were collected."""
     out = set(out)
@@ -155,6 +190,8 @@ def sampled(cases, sample) -> list:
 def pytest_collection_finish(session):
     """What is imported by now stays: the garbage collector need not look through all of it again and again."""
     gc.freeze()
+    if QUICK:
+        _compile_with_options()
 
 
 # ---------------------------------------------------------------- tests that failed once
@@ -207,6 +244,9 @@ def pytest_runtest_protocol(item):
             os.environ.pop("TVMNOTES_QUICK", None)
         else:
             os.environ["TVMNOTES_QUICK"] = "1"
+        _llvm.clear()
+        if item.path in UNOPTIMIZED and not item.config.getoption("margins"):
+            _llvm["opt-level"] = 0
     before = _clock()
     try:
         return (yield)

@@ -28,6 +28,7 @@ PUBLIC = {
     "load": "runtime.compiled",
     "compare": "profiling.measure",
     "profile": "profiling.profiler",
+    "diverge": "profiling.diverge",
     "trace_build": "profiling.trace",
     "tune": "tuning",
 }

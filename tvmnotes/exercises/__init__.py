@@ -32,6 +32,7 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_16,
     lesson_17,
     lesson_18,
+    lesson_19,
     lesson_20,
     lesson_21,
     lesson_22,

@@ -1,4 +1,4 @@
-"""Exercises of lesson 09: two kinds of convolutions, calls by level, the profile of a loaded network."""
+"""Exercises of lesson 09: two kinds of convolutions, what is left to win, memory that is alive at once."""
 
 import math
 
@@ -39,46 +39,78 @@ def intensity_by_kind(answer):
 
 @exercise(
     "09.2",
-    "tn.profile(tn.build(mod, params, opt_level=level), x).frame() has a column calls.",
-    'The answer is {0: …, 1: …, 2: …} with frame["calls"].sum() of each level.',
-    minutes=15,
-    difficulty=1,
+    "At the limit a kernel takes the longer of MFLOP / flops and MB / bandwidth, both in ms.",
+    "1 MFLOP takes 1e6 / flops seconds, so 1e9 / flops ms. The limit is the larger of MFLOP * 1e9 / flops "
+    "and MB * 1e9 / bandwidth. A kernel can win ms - limit, and never less than 0.",
+    minutes=20,
+    difficulty=2,
 )
-def calls_by_level(answer):
-    """The kernel calls of ResNet-18 at opt levels 0, 1 and 2."""
-    require_keys(answer, (0, 1, 2), "Return a dictionary with the calls of each level.")
-    calls = [int(answer[level]) for level in (0, 1, 2)]
-    do = "Add up the column calls; a kernel may be called several times."
-    require(
-        min(calls) >= 20, "the fewest calls", "as many as there are convolutions, or more", min(calls), do
-    )
-    require(
-        calls[1] < calls[0] / 2, "the calls at level 1", "less than half of those at level 0", calls[1], do
-    )
-    require(calls[2] < calls[1], "the calls at level 2", "fewer than at level 1", calls[2], do)
+def left_to_win(answer):
+    """What each kernel can win."""
+    rows = {
+        "computes": (4.0, 100.0, 10.0),  # ms, MFLOP, MB
+        "moves": (5.0, 10.0, 100.0),
+        "done": (9.0, 800.0, 5.0),
+        "cached": (0.5, 1.0, 40.0),  # faster than main memory allows
+    }
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=["ms", "MFLOP", "MB"])
+    for flops, bandwidth in ((1e11, 4e10), (2e11, 5e10)):
+        got = dict(answer(frame.copy(), flops, bandwidth))
+        do = "Return a dictionary, or a Series, with a number of ms for each kernel of the frame's index."
+        require_keys(got, tuple(rows), do)
+        machine = f"on a machine of {flops / 1e9:.0f} GFLOP/s and {bandwidth / 1e9:.0f} GB/s"
+        for name, (ms, mflop, mb) in rows.items():
+            computing, memory = mflop * 1e9 / flops, mb * 1e9 / bandwidth
+            wanted = max(0.0, ms - max(computing, memory))
+            do = "The limit is the longer of the two times."
+            if got[name] < 0:
+                do = "A kernel above its limit, with its data in a cache, has nothing to win."
+            elif math.isclose(got[name], ms - computing - memory):
+                do = "A core computes while memory is read: the times do not add up, the longer one counts."
+            elif math.isclose(got[name], ms - min(computing, memory)):
+                do = "That is the shorter of the two times. A kernel can be no faster than the longer one."
+            elif wanted and not 1e-3 < got[name] / wanted < 1e3:
+                do = "Check the units: ms, millions of operations, millions of bytes."
+            require(
+                math.isclose(got[name], wanted, abs_tol=1e-9),
+                f"what {name} can win {machine}",
+                f"{wanted:.3f} ms",
+                f"{got[name]:.3f} ms",
+                do,
+            )
 
 
 @exercise(
     "09.3",
-    "The fresh process needs tn.load, an input of the right shape, tn.profile and its method to_csv.",
-    'Read the file with pandas.read_csv("profile.csv"): this table is the answer.',
-    minutes=15,
+    "For each call, add up the bytes of the values that are made at or before it and read at or after it.",
+    "max(sum(size for size, made, read in values if made <= call <= read) for call in …), over the calls at "
+    "which values are made.",
+    minutes=20,
     difficulty=2,
 )
-def loaded_profile(answer):
-    """The profile of a loaded network, as a table."""
-    columns = list(getattr(answer, "columns", []))
-    for name in ("operators", "schedule", "MFLOP", "calls"):
-        require(
-            name in columns,
-            "the columns",
-            f"{name} among them",
-            columns,
-            "Write the file with profile.to_csv(…).",
-        )
-    do = "Profile the whole network, tuned or not, at opt level 3."
-    require(len(answer) >= 5, "the number of kernels", "5 or more", len(answer), do)
-    empty = int(answer["operators"].isna().sum())
-    require(empty == 0, "the kernels without operators", 0, empty, do)
-    scheduled = int(answer["schedule"].fillna("").str.contains("conv2d|winograd").sum())
-    require(scheduled >= 3, "the kernels with a schedule for convolutions", "3 or more", scheduled, do)
+def alive_at_once(answer):
+    """Memory that is alive at once."""
+    chain = [(8, 0, 1), (8, 1, 2), (8, 2, 3)]
+    skip = [(10, 0, 4), (3, 1, 2), (5, 2, 3), (2, 3, 4), (1, 4, 4)]
+    narrow = [(7, 0, 1), (20, 1, 2), (6, 2, 3), (18, 3, 4)]
+    late = [(4, 5, 9), (6, 6, 7), (1, 7, 8), (9, 8, 9)]
+    cases = {
+        "a chain of equal values": (chain, 16),
+        "a value that is read again at the end": (skip, 18),
+        "values of many sizes": (narrow, 27),
+        "calls that begin at 5": (late, 14),
+        "no value": ([], 0),
+    }
+    for what, (values, wanted) in cases.items():
+        got = answer(list(values))
+        do = "Go through the calls, and add up what is alive at each."
+        if values and got == sum(size for size, _, _ in values):
+            do = "That is all of them. A value whose last reader has run leaves its bytes to others."
+        elif values and got == _exclusive(values):
+            do = "A call writes its result while it reads its inputs, so count the last call too."
+        require(got == wanted, f"the bytes of {what}", wanted, got, do)
+
+
+def _exclusive(values: list[tuple[int, int, int]]) -> int:
+    """Return the most bytes if values ended before their last reader."""
+    return max(sum(size for size, made, read in values if made <= call < read) for _, call, _ in values)

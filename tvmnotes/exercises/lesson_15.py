@@ -1,4 +1,4 @@
-"""Exercises of lesson 15: the files that have changed since the save, and where the start spends its time."""
+"""Exercises of lesson 15: the files that have changed since the save, and why a machine cannot run it."""
 
 import hashlib
 import json
@@ -46,18 +46,74 @@ def changed_files(answer):
 
 @exercise(
     "15.2",
-    "Let a program note time.time() after each step, and run it for the digits network and for ResNet-18.",
-    "Imports do not depend on the network. Which of the other steps reads the parameters twice?",
-    minutes=20,
+    "Three of the keys must be equal. The machine may have instruction sets that the library does not use.",
+    'set(manifest["instruction_sets"]) <= set(machine["instruction_sets"]) compares these; for versions, '
+    "look at the packages that the manifest names.",
+    minutes=15,
     difficulty=2,
 )
-def step_that_differs(answer):
-    """The step of the start that differs most between a small and a large network."""
-    steps = ("interpreter", "import numpy", "import TVM's runtime", "load", "first run")
-    require(answer in steps, "the step", f"one of {', '.join(steps)}", repr(answer), "Return its name.")
-    do = "What comes before the network is opened cannot depend on it."
-    require(answer in steps[3:], "the step", "one that depends on the network", repr(answer), do)
-    do = "Compare the milliseconds of both networks, or count how often a step reads the parameters."
-    require(
-        answer == "load", "the step", "the one with the larger difference in milliseconds", repr(answer), do
+def cannot_run(answer):
+    """Why a machine cannot run a saved network."""
+    manifest = {
+        "format": 6,
+        "versions": {"apache-tvm": "0.27.0", "apache-tvm-ffi": "0.1.14"},
+        "target": {"kind": "llvm", "mcpu": "znver2"},
+        "architecture": "x86_64",
+        "instruction_sets": ["sse4.2", "avx", "avx2", "fma"],
+        "system": "Linux",
+        "opt_level": 3,
+    }
+    here = {
+        "versions": {"apache-tvm": "0.27.0", "apache-tvm-ffi": "0.1.14"},
+        "architecture": "x86_64",
+        "instruction_sets": ["avx2", "avx", "fma", "sse4.2"],
+        "system": "Linux",
+    }
+    larger = [*here["instruction_sets"], "avx512f"]
+    others = {**here["versions"], "numpy": "2.3.1"}
+    older = {**here["versions"], "apache-tvm-ffi": "0.1.12"}
+    cases = (
+        ("the machine that saved it", {}, set(), "The order of instruction sets says nothing."),
+        (
+            "a newer processor",
+            {"instruction_sets": larger},
+            set(),
+            "A processor may have more instruction sets than the library uses. Does it have all of those?",
+        ),
+        (
+            "an older processor",
+            {"instruction_sets": ["sse4.2", "avx"]},
+            {"instruction_sets"},
+            "avx2 and fma are missing: the process would end with an illegal instruction.",
+        ),
+        (
+            "one with other instruction sets",
+            {"instruction_sets": ["sse4.2", "avx", "avx512f", "bmi2"]},
+            {"instruction_sets"},
+            "As many are not the same ones.",
+        ),
+        (
+            "a machine with more packages",
+            {"versions": others},
+            set(),
+            "Packages that the manifest does not name do not matter.",
+        ),
+        ("another TVM", {"versions": older}, {"versions"}, "Compare each version that the manifest names."),
+        (
+            "a machine without apache-tvm-ffi",
+            {"versions": {"apache-tvm": "0.27.0"}},
+            {"versions"},
+            "A package that is missing is not the right version either.",
+        ),
+        (
+            "a Mac",
+            {"system": "Darwin", "architecture": "arm64", "instruction_sets": ["neon"]},
+            {"system", "architecture", "instruction_sets"},
+            "Collect all reasons; the reader of the error wants the whole list.",
+        ),
     )
+    for what, changes, wanted, do in cases:
+        got = answer(dict(manifest), here | changes)
+        kind = type(got).__name__
+        require(isinstance(got, set), "the answer", "a set of keys", kind, "Return a set, empty if all fits.")
+        require(got == wanted, f"the reasons on {what}", sorted(wanted) or "none", sorted(got) or "none", do)

@@ -1,9 +1,14 @@
-"""Exercises of lesson 18: the temperature, two texts at the same time, a longer context."""
+"""Exercises of lesson 18: the temperature, two texts at the same time, a longer context, a layer in nn."""
 
 import itertools
 
 import numpy as np
 import torch
+import tvm
+from tvm import relax
+from tvm.relax.frontend import nn
+
+from tvmfast.core import machine
 
 from .. import models
 from .exercise import agree, exercise, require
@@ -111,3 +116,44 @@ def longer_context(answer):
     rows = [session(tokens[:, n : n + 1], np.array([n])) for n in range(tokens.shape[1])]
     do = "Load the weights of net before you build."
     agree(np.concatenate(rows, axis=1), reference, "the logits of the first tokens", do)
+
+
+@exercise(
+    "18.4",
+    "nn.Parameter((outputs, inputs)) is a parameter. nn.op.matmul needs each matrix as permute_dims(1, 0).",
+    "Multiply x by down first, which leaves rank numbers for each row, then the result by up.",
+    minutes=20,
+    difficulty=2,
+)
+def layer_of_low_rank(answer):
+    """A layer in nn."""
+    inputs, outputs, rank = 40, 24, 3
+    layer = answer(inputs, outputs, rank)
+    do = "Write a subclass of nn.Module with a forward."
+    require(isinstance(layer, nn.Module), "the class of the answer", "an nn.Module", type(layer).__name__, do)
+    shapes = {"weight": (outputs, inputs), "down": (rank, inputs), "up": (outputs, rank)}
+    got = {name: tuple(map(int, parameter.shape)) for name, parameter in layer.named_parameters()}
+    do = "Each is an nn.Parameter of that shape, kept as an attribute of that name."
+    require(got == shapes, "the parameters' shapes", shapes, got, do)
+
+    mod, named = layer.export_tvm({"forward": {"x": nn.spec.Tensor(["count", inputs], "float32")}})
+    products = []
+
+    def visit(expr):
+        if isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", None) == "relax.matmul":
+            products.append({int(size) for size in expr.ty.shape if isinstance(size, tvm.tirx.IntImm)})
+
+    relax.analysis.post_order_visit(mod["forward"], visit)
+    made = {outputs, inputs} in products
+    do = "Multiply x by down, and the result by up: A x first, then B."
+    require(not made, "the products", "none as large as W", f"one of {outputs} by {inputs}", do)
+
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+    weights = [tvm.runtime.tensor(arrays[name]) for name, _ in named]
+    run = relax.VirtualMachine(tvm.compile(mod, target=machine.host_target()), tvm.cpu())["forward"]
+    for count in (5, 1):
+        x = rng.standard_normal((count, inputs)).astype("float32")
+        exact = x.astype("float64") @ (arrays["weight"] + arrays["up"].astype("float64") @ arrays["down"]).T
+        do = "The result is W x + B (A x) for each row of x."
+        agree(run(tvm.runtime.tensor(x), *weights), exact, f"the result for {count} rows", do)

@@ -1,32 +1,61 @@
-"""Exercises of lesson 20: an ONNX file all the way, a vote, and the first part that differs."""
+"""Exercises of lesson 20: a converter, a vote, and the first part that differs."""
 
 import numpy as np
 import torch
+import tvm
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
 
-from .exercise import agree, array, exercise, require, require_keys
+from .exercise import agree, array, exercise, require
+
+
+class _Distances(torch.nn.Module):
+    """The distances of all pairs of rows."""
+
+    def forward(self, a, b):
+        """Call the operator that TVM's importer lacks."""
+        return torch.cdist(a, b)
 
 
 @exercise(
     "20.1",
-    'An onnxruntime.InferenceSession answers with session.run(None, {"data": x})[0]: this is the reference.',
-    "The answer has the results of the file, the compiled network and the loaded one, under these names.",
+    "The message names _cdist_forward.default. node.args[0] and node.args[1] are a and b.",
+    "relax.op.expand_dims gives a the shape (…, n, 1, d) and b (…, 1, m, d); their difference is "
+    "(…, n, m, d). Then multiply it by itself, sum over the last axis, and take the root.",
     minutes=25,
     difficulty=2,
 )
-def whole_way(answer):
-    """An ONNX file, compiled, saved and loaded."""
-    require_keys(answer, ("original", "compiled", "loaded"), "Return a dictionary with these three results.")
-    original, compiled, loaded = (array(answer[name]) for name in ("original", "compiled", "loaded"))
-    require(
-        bool(np.any(original)),
-        "the result of ONNX Runtime",
-        "numbers other than 0",
-        "only zeros",
-        "Run a picture.",
-    )
-    agree(compiled, original, "the result of the compiled network", "Give both the same input.")
-    differ = int((loaded != compiled).sum())
-    require(differ == 0, "the results that differ after loading", 0, differ, "Save and load the same build.")
+def distances(answer):
+    """A converter for the distances of all pairs."""
+    rng = np.random.default_rng(0)
+    for what, shapes in {
+        "5 and 4 rows of 3": ((5, 3), (4, 3)),
+        "6 and 6 rows of 6": ((6, 6), (6, 6)),
+        "a batch of 2 with 3 and 7 rows": ((2, 3, 5), (2, 7, 5)),
+    }.items():
+        a, b = (rng.standard_normal(shape, dtype="float32") for shape in shapes)
+        result = _converted(answer, a, b)
+        wanted = np.sqrt(((a[..., :, None, :] - b[..., None, :, :]) ** 2).sum(-1))
+        do = "It has a row for each row of a, and a column for each row of b."
+        require(result.shape == wanted.shape, f"the shape for {what}", wanted.shape, result.shape, do)
+        do = "The distance is the root of the sum of squares."
+        squared = np.allclose(result, wanted**2, rtol=1e-3)
+        require(not squared, f"the result for {what}", "distances", "their squares", do)
+        agree(result, wanted, f"the result for {what}", "Subtract each row of b from each row of a.")
+    a = 100 + rng.standard_normal((4, 8), dtype="float32")
+    near = a + np.float32(1e-2)
+    wanted = np.sqrt(((a[:, None].astype("float64") - near[None]) ** 2).sum(-1))
+    do = "Subtract first. |a|² + |b|² - 2ab is a small difference of large numbers, and may even be negative."
+    agree(_converted(answer, a, near), wanted, "the result for rows near each other and far from 0", do)
+
+
+def _converted(answer, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Import a network with the answer as its converter, compile it and run it."""
+    program = torch.export.export(_Distances(), (torch.from_numpy(a), torch.from_numpy(b)))
+    converters = {"_cdist_forward.default": answer}
+    mod = from_exported_program(program, custom_convert_map=converters, unwrap_unit_return_tuple=True)
+    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    return vm["main"](tvm.runtime.tensor(a), tvm.runtime.tensor(b)).numpy()
 
 
 class _Votes(torch.nn.Module):

@@ -1,14 +1,11 @@
-"""Exercises of lesson 21: features of digits, and errors of the import."""
-
-import tempfile
-from pathlib import Path
+"""Exercises of lesson 21: features of digits, and a converter."""
 
 import numpy as np
-
-from tvmfast.core import data
+import tvm
+from tvm import relax
 
 from .. import digits
-from .exercise import array, exercise, require
+from .exercise import agree, array, exercise, require
 
 
 @exercise(
@@ -43,21 +40,44 @@ def features(answer):
 
 @exercise(
     "21.2",
-    "tn.from_mxnet(symbol, params, shapes) raises a ValueError. Its text is str(error).",
-    'The symbol is tn.data.path("mxnet/digits_resnet20-symbol.json"), the shapes {"data": (1, 1, 32, 32)}.',
-    minutes=10,
-    difficulty=1,
+    'node.get("attrs", {}) has text: ast.literal_eval("0.1") is the number 0.1. Use .get("slope", "0.25").',
+    "relax.op.nn.leakyrelu(x, slope) is the leaky one. elu is where(x > 0, x, slope * (exp(x) - 1)).",
+    minutes=25,
+    difficulty=2,
 )
-def import_errors(answer):
-    """The error of an import from MXNet's files, or None."""
-    file = data.path("mxnet/digits_resnet20-0000.params")
-    do = "Return the text of the ValueError, and None where there is none."
-    with tempfile.TemporaryDirectory() as folder:
-        short = Path(folder) / "short.params"
-        short.write_bytes(file.read_bytes()[:100_000])
-        for what, params, named in (("a short file", short, "cut short"), ("no arrays", {}, "missing")):
-            got = answer(params)
-            holds = isinstance(got, str) and named in got
-            require(holds, f"the result for {what}", f"a text with the words {named!r}", repr(got), do)
-    got = answer(file)
-    require(got is None, "the result for the right file", None, repr(got), do)
+def leaky(answer):
+    """A converter for LeakyReLU."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 4), dtype="float32")
+    x[0, 0, 0] = 100  # exp of it is infinite
+    default = "MXNet's documentation has the defaults: act_type is leaky, and slope 0.25."
+    cases = (
+        (
+            "act_type leaky and slope 0.1",
+            {"act_type": "leaky", "slope": "0.1"},
+            "Its slope is for x below 0.",
+        ),
+        (
+            "act_type elu and slope 0.7",
+            {"act_type": "elu", "slope": "0.7"},
+            "elu is slope * (exp(x) - 1) below 0.",
+        ),
+        ("slope 0.5 alone", {"slope": "0.5"}, default),
+        ("act_type elu alone", {"act_type": "elu"}, default),
+        ("no attributes", {}, default),
+    )
+    for what, attributes, do in cases:
+        node = {"op": "LeakyReLU", "name": "act", "inputs": [[0, 0, 0]]}
+        if attributes:
+            node["attrs"] = attributes
+        slope = float(attributes.get("slope", 0.25))
+        curved = attributes.get("act_type") == "elu"
+        below = slope * (np.expm1(np.minimum(x, 0)) if curved else x)
+        builder = relax.BlockBuilder()
+        data = relax.Var("data", relax.TensorType(x.shape, "float32"))
+        with builder.function("main", [data]):
+            with builder.dataflow():
+                output = builder.emit_output(answer(builder, node, data))
+            builder.emit_func_output(output)
+        vm = relax.VirtualMachine(tvm.compile(builder.get(), target="llvm"), tvm.cpu())
+        got = vm["main"](tvm.runtime.tensor(x)).numpy()
+        agree(got, np.where(x > 0, x, below), f"the result for {what}", do)

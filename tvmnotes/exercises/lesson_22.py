@@ -1,48 +1,93 @@
 """Exercises of lesson 22: an operator of Relay in Relax, a script in Relay, a script for TVM alone."""
 
+import sys
+
 import numpy as np
 import torch
+import tvm
+from tvm import relax
 
 from .. import digits, models
-from .exercise import agree, exercise, require, require_keys
+from .exercise import agree, exercise, require
 
 
 @exercise(
     "22.1",
     'names.table("operators") has a column new; more than one call is written with commas.',
-    "Relay's weight has a row for each output. A product of matrices needs it the other way round.",
-    minutes=10,
-    difficulty=1,
+    "relax.op.matmul multiplies matrices. Relay's weight has a row for each output, so turn it round first: "
+    "relax.op.permute_dims.",
+    minutes=15,
+    difficulty=2,
 )
 def dense_in_relax(answer):
-    """What relay.nn.dense becomes in Relax."""
-    got = [str(name).rpartition(".")[2] for name in answer]
-    do = "Name the calls in their order, as in the program that relax_of returns."
-    require(len(got) == 2, "the number of calls", 2, len(got), do)
-    require(got[-1] == "matmul", "the last call", "a product of matrices", got[-1], do)
-    require(got[0] == "permute_dims", "the first call", "what turns the weight round", got[0], do)
+    """Relay's dense, with its units and its types, in Relax."""
+    rng = np.random.default_rng(0)
+    cases = (
+        ("as many outputs as inputs", (4, 8), 8, None),
+        ("3 outputs of 8 inputs", (4, 8), 3, None),
+        ("a batch of sequences", (2, 5, 8), 3, None),
+        ("out_dtype float64", (4, 8), 3, "float64"),
+    )
+    for what, shape, units, dtype in cases:
+        x = rng.standard_normal(shape, dtype="float32")
+        w = rng.standard_normal((units, shape[-1]), dtype="float32")
+        data, weight = (
+            relax.Var(name, relax.TensorType(each.shape, "float32"))
+            for name, each in (("data", x), ("weight", w))
+        )
+        builder = relax.BlockBuilder()
+        with builder.function("main", [data, weight]):
+            with builder.dataflow():
+                output = builder.emit_output(answer(data, weight, dtype))
+            builder.emit_func_output(output)
+        mod = builder.get()
+        got = mod["main"].ret_ty.dtype
+        do = "In Relay out_dtype is the type of the sums. relax.op.matmul has an argument of this name."
+        require(str(got) == (dtype or "float32"), f"the type of the result of {what}", dtype, got, do)
+        vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+        result = vm["main"](*map(tvm.runtime.tensor, (x, w))).numpy()
+        wanted = x @ w.T
+        do = "Relay's weight has a row for each output; matmul wants a column for each."
+        agree(result, wanted, f"the result of {what}", do)
 
 
 @exercise(
     "22.2",
-    'relay.create_executor("graph", mod=mod, device=tvm.cpu(), target="llvm").evaluate() returns a function.',
-    "Let the script call np.savez with data, weight, bias and out, and pass np.load of that file.",
+    'relay.var("data", shape=(rows, inputs)) is an argument; the weight has the shape (units, inputs).',
+    "relay.nn.relu(relay.nn.bias_add(relay.nn.dense(data, weight), bias)) is the body of "
+    "relay.Function([data, weight, bias], body).",
     minutes=25,
     difficulty=2,
 )
 def relay_layer(answer):
     """A layer in Relay: dense, bias and ReLU."""
-    require_keys(
-        answer, ("data", "weight", "bias", "out"), "Save the three inputs and the result under these names."
-    )
-    data, weight, bias = (np.asarray(answer[name]) for name in ("data", "weight", "bias"))
-    sums = data @ weight.T + bias
-    do = "Take random inputs, so that the bias and the ReLU make a difference."
+    relay = sys.modules.get("tvm.relay")
     require(
-        sums.min() < 0 < sums.max(), "the sums before the ReLU", "of both signs", (sums.min(), sums.max()), do
+        relay is not None, "tvm.relay", "a module", "none", "Run the cell that calls tvmclassic.enable()."
     )
-    require(bool(np.any(bias)), "the bias", "numbers other than 0", bias, do)
-    agree(answer["out"], np.maximum(sums, 0), "the result", "Compute relu(dense(data, weight) + bias).")
+    for rows, inputs, units in ((4, 8, 8), (3, 16, 5)):
+        what = f"{rows} rows, {inputs} inputs and {units} units"
+        rng = np.random.default_rng(rows)
+        x, w, b = (
+            rng.standard_normal(shape, dtype="float32") for shape in ((rows, inputs), (units, inputs), units)
+        )
+        function = answer(relay, rows, inputs, units)
+        kind = type(function).__name__
+        do = "Return a relay.Function of data, weight and bias."
+        require(isinstance(function, relay.Function), f"the answer for {what}", "a Function", kind, do)
+        mod = tvm.IRModule.from_expr(function)
+        run = relay.create_executor("graph", mod=mod, device=tvm.cpu(), target="llvm").evaluate()
+        got = run(x, w, b).numpy()
+        sums = x @ w.T
+        do = "Compute relu(dense(data, weight) + bias)."
+        for missing, mistake in {
+            "The bias is missing: relay.nn.bias_add.": np.maximum(sums, 0),
+            "The ReLU is missing.": sums + b,
+            "Add the bias before the ReLU: it decides which sums are negative.": np.maximum(sums, 0) + b,
+        }.items():
+            if got.shape == sums.shape and np.allclose(got, mistake, atol=1e-4):
+                do = missing
+        agree(got, np.maximum(sums + b, 0), f"the result for {what}", do)
 
 
 @exercise(

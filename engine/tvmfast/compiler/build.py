@@ -76,7 +76,11 @@ def build(
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
-    mod, context = _resolved(mod, params, target, opt_level, records, state, sizes)
+    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes))
+
+
+def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
+    """Compile what `resolved` returns, as `build` does."""
     inputs = {param.name for param in mod["main"].params}
     shared = shape_variants.Arrays(inputs) if context.specializations else None
     with pass_lock, context.target:
@@ -95,12 +99,14 @@ def build(
     target = context.target
     if context.for_gpu:
         executable = cuda_codegen.executable(mod, target)
-        return cuda_codegen.CompiledForGPU(executable, graph, arrays, target, opt_level)
+        return cuda_codegen.CompiledForGPU(executable, graph, arrays, target, context.opt_level)
     executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
-    return Compiled(executable, graph, arrays, target, opt_level)
+    return Compiled(executable, graph, arrays, target, context.opt_level)
 
 
-def _resolved(mod, params, target, opt_level, records, state, sizes) -> tuple[tvm.IRModule, BuildContext]:
+def resolved(
+    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None
+) -> tuple[tvm.IRModule, BuildContext]:
     """Check the arguments of `build`; return the module with its parameters bound, and the context."""
     if opt_level not in pipeline.OPT_LEVELS:
         raise ValueError(

@@ -14,6 +14,7 @@ partial_update  partial updates of a tensor: a few elements replaced
 protocols       what folders expect of each other's objects: a lookup of configs, a runner
 relax           helpers on Relax: shapes and dims, constants, a pass over all functions
 renamed         what bears the engine's name, which was another until 0.1: variables, the cache, saved files
+rounding        how far rounding may move a sum
 simd            the registers of a target, the register tile that uses them best
 specs           `TensorSpec`: a tensor's name, shape and dtype; parsing of a user's inputs
 table           results that print as text and show as a table in a notebook

@@ -1,6 +1,10 @@
-"""`as_model`: the last step of every frontend, which makes the result meet their contract."""
+"""`as_model`: the last step of every frontend, which makes the result meet their contract; `recorded`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -11,19 +15,60 @@ from ..core.compat import import_tvm_ffi
 import_tvm_ffi()  # so that Ctrl-C ends an import, too
 
 
+@dataclass
+class Recording:
+    """Where an import has put the values of the framework's graph.
+
+    Attributes:
+        values: The name of a value in the framework (of a torch.fx node, an ONNX tensor, an MXNet node), by
+            the name of the variable of `main` that holds it.
+        source: The graph that TVM's importer was given, if the frontend rewrites it: an ExportedProgram.
+    """
+
+    values: dict[str, str] = field(default_factory=dict)
+    source: Any = None
+
+
+_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """Record the import in this context; see `Recording`."""
+    token = _recording.set(Recording())
+    try:
+        yield _recording.get()
+    finally:
+        _recording.reset(token)
+
+
+def is_recorded() -> bool:
+    """Whether the import is recorded, so that each value needs a variable."""
+    return _recording.get() is not None
+
+
 def as_model(
-    mod: tvm.IRModule, inputs: Iterable[str], weights: Mapping[str, tvm.runtime.Tensor]
+    mod: tvm.IRModule,
+    inputs: Iterable[str],
+    weights: Mapping[str, tvm.runtime.Tensor],
+    values: Mapping[str, Any] | None = None,
+    source: Any = None,
 ) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     """Build a model `(mod, params)` that meets the contract in frontends/__init__.py, from `mod`, in place.
 
     `main` has one parameter for each of `inputs` and then one for each of `weights`, which get these names
-    (TVMScript may print them otherwise). A weight that no output needs is left out.
+    (TVMScript may print them otherwise). A weight that no output needs is left out. `values`, expressions by
+    the framework's names, and `source` are for a `Recording`.
 
     Raises:
         ValueError: An input has the name of a weight.
         NotImplementedError: An output is not a tensor.
         IndexError: A weight holds an index out of range.
     """
+    if recording := _recording.get():
+        found = {value: str(name) for name, value in (values or {}).items() if isinstance(value, relax.Var)}
+        recording.values = {value.name: name for value, name in found.items()}
+        recording.source = source
     main, inputs = mod["main"], list(inputs)
     if taken := [name for name in inputs if name in weights]:
         raise ValueError(f"input {taken[0]!r}: the network has a weight of this name; give the input another")

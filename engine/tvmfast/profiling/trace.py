@@ -30,7 +30,7 @@ from tvm_ffi import structural_hash
 from ..compiler.build import build
 from ..core.compat import FUSED_PREFIX
 from ..core.data import atomic_write
-from ..core.relax import static_shape
+from ..core.relax import op_name, static_shape
 from ..core.table import Table
 from ..runtime.compiled import Compiled
 from . import flowchart
@@ -138,21 +138,21 @@ def _operations(func: relax.Function) -> list[Operation]:
                 value[binding.var] = read(call)
                 continue
             reads = tuple(part for arg in call.args for part in read(arg))
-            operations.append(Operation(_name(call), _type(binding.var.ty), reads))
+            operations.append(Operation(called(call), _type(binding.var.ty), reads))
             value[binding.var] = (len(operations) - 1,)
     return operations
 
 
-def _name(call: Any) -> str:
+def called(call: Any) -> str:
     """Return the operator without "relax.", or the name of the called kernel or function."""
-    called = call.args[0] if getattr(call.op, "name", "") in _CALLS else call.op
+    names = call.args[0] if op_name(call) in _CALLS else call.op
     for attribute in ("name", "name_hint", "global_symbol"):
-        if hasattr(called, attribute):
-            return str(getattr(called, attribute)).removeprefix("relax.")
-    return str(called)
+        if hasattr(names, attribute):
+            return str(getattr(names, attribute)).removeprefix("relax.")
+    return str(names)
 
 
-_CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_pure_packed", "relax.call_builtin_with_ctx")
+_CALLS = ("call_tir", "call_tir_inplace", "call_pure_packed", "call_dps_packed", "call_builtin_with_ctx")
 
 
 def _type(ty: Any) -> str:

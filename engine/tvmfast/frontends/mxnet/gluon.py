@@ -1,6 +1,6 @@
 """GluonCV's networks, and an import of GluonCV next to a current torch, which it refuses.
 
-The only file that imports mxnet.
+The only file of the frontends that imports mxnet.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def network(name: str):
     if known and (any(root.glob(f"{name}-*.params")) or data.reachable(model_store.apache_repo_url)):
         net, kind = get_model(name, pretrained=True), "pretrained"
     else:
-        with pass_lock, _quiet_unfused():
+        with pass_lock, quiet_unfused():
             net, kind = _seeded(get_model, name), "seeded"
     net.weights_kind = kind
     return net
@@ -158,8 +158,8 @@ def _calibrate(net, x) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_unfused():
-    """Keep MXNet's library from logging, and from fusing: `_calibrate` needs the batch norms."""
+def quiet_unfused():
+    """Keep MXNet's library from logging, and from fusing, so that each inner value can be read."""
     stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     backend = os.environ.get("MXNET_SUBGRAPH_BACKEND")
     os.environ["MXNET_SUBGRAPH_BACKEND"] = "NONE"

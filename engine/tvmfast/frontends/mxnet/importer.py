@@ -205,7 +205,10 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
     if failure is not None:
         raise failure
     arrays = {name: tvm.runtime.tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    return as_model(builder.finalize(), specs, arrays)
+    values = {
+        node.name: made[0] for node, made in zip(graph.nodes, outputs, strict=True) if node.op != "null"
+    }
+    return as_model(builder.finalize(), specs, arrays, values)
 
 
 def _read_outputs(graph: Graph, outputs: list[list], wanted: list[tuple[int, int]]) -> list[relax.Expr]:

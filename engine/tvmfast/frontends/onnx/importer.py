@@ -335,7 +335,7 @@ def _to_relax(proto: onnx.ModelProto, specs: list[TensorSpec]) -> Model:
     main = mod["main"] = _SafeTake().visit_expr(mod["main"])
     names = (var.name for var in main.params[len(specs) :])
     arrays = dict(zip(names, main.attrs.get("params", []), strict=True))
-    return as_model(mod, (spec.name for spec in specs), arrays)
+    return as_model(mod, (spec.name for spec in specs), arrays, importer.values)
 
 
 @relax.expr_functor.mutator

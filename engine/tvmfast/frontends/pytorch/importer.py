@@ -134,7 +134,8 @@ def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSp
         name: tvm.runtime.from_dlpack(tensor.cpu().clone(memory_format=torch.contiguous_format))
         for name, tensor in weights.items()
     }
-    return as_model(mod, (spec.name for spec in specs), arrays)
+    values = {node.name: value for node, value in importer.env.items()}
+    return as_model(mod, (spec.name for spec in specs), arrays, values, program)
 
 
 _WAY_OUT = (

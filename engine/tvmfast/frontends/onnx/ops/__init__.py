@@ -10,9 +10,11 @@ layers   recurrent layers, Resize, windows and spectra
 
 import logging
 
+import tvm
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ...context import log_converter
+from ...contract import is_recorded
 from . import general, layers  # noqa: F401  (they fill CONVERTERS)
 from .node import CONVERTERS, OF_TVM, Node
 
@@ -30,12 +32,19 @@ class Importer(ONNXGraphImporter):
     def _check_for_unsupported_ops(self, graph):
         """Accept the operators, which `graph.require_operators` has checked."""
 
+    @property
+    def values(self) -> dict:
+        """The expressions of the tensors, by their names."""
+        return self._nodes
+
     def _convert_operator(self, op_name, inputs, attrs, opset):
         log_converter(_log, op_name, CONVERTERS.get(op_name, OF_TVM.get(op_name)))
         try:
             if op_name not in CONVERTERS:
-                return super()._convert_operator(op_name, inputs, attrs, opset)
-            node = Node(op_name, opset, self.bb, inputs, attrs, [self._nodes, self._params])
-            return self.bb.normalize(CONVERTERS[op_name](node))
+                made = super()._convert_operator(op_name, inputs, attrs, opset)
+            else:
+                node = Node(op_name, opset, self.bb, inputs, attrs, [self._nodes, self._params])
+                made = self.bb.normalize(CONVERTERS[op_name](node))
+            return self.bb.emit(made) if is_recorded() and isinstance(made, tvm.ir.Call) else made
         except Exception as error:
             raise Failed(op_name) from error
