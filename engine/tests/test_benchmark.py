@@ -18,18 +18,24 @@ import pytest
 import torch
 import tvm
 from agreement import close
-from testing import SmallNet
+from testing import QUICK, SmallNet
 from torch import nn
 from typer.testing import CliRunner
 
 from tvmfast import commands
 from tvmfast.profiling import benchmark, networks, peak
 
-NETWORKS, RUNTIMES = ("small", "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
+NETWORKS, RUNTIMES = ("small", "coarse" if QUICK else "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
 
 
 def load(name):
-    """The engine's networks, and a small one."""
+    """The engine's networks, and two small ones, of which "coarse" reads large pictures."""
+    if name == "coarse":
+        net = networks.seeded(
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.Flatten(), nn.Linear(8 * 14**2, 10)), 224
+        )
+        net.weights_kind, net.input_shape = "seeded", (1, 3, 224, 224)
+        return net
     if name != "small":
         return networks.load(name)
     net = networks.seeded(SmallNet, 8)
@@ -37,7 +43,9 @@ def load(name):
     return net
 
 
-SOURCE = SimpleNamespace(load=load, require_pictures=lambda name: name == "small" or networks.require_pictures(name))
+SOURCE = SimpleNamespace(
+    load=load, require_pictures=lambda name: name in ("small", "coarse") or networks.require_pictures(name)
+)
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ NETWORKS = {
     "yolo3_mobilenet1.0_voc": 128,
     "center_net_resnet18_v1b_voc": 128,
 }
-SAMPLE = ("mobilenetv3_small", "ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc")
+SAMPLE = ("ssd_512_mobilenet1.0_voc", "yolo3_mobilenet1.0_voc")
 
 
 def compare(name: str, size: int | None = None) -> dict:

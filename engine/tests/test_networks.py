@@ -10,8 +10,8 @@ import torch
 import torchvision
 from agreement import close, terms_of
 from testing import sampled
-from torchvision.models import googlenet
 from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.googlenet import Inception
 from torchvision.models.mobilenetv3 import _mobilenet_v3_conf
 
 from tvmfast import build, from_pytorch
@@ -51,7 +51,7 @@ class ShortGoogLeNet(torchvision.models.GoogLeNet):
         super().__init__(aux_logits=False, init_weights=False)
         self.inception3b = self.inception4a = self.inception4b = self.inception4c = torch.nn.Identity()
         self.inception4d = self.inception4e = torch.nn.Identity()
-        self.inception5a = googlenet.Inception(256, 256, 160, 320, 32, 128, 128)
+        self.inception5a = Inception(256, 256, 160, 320, 32, 128, 128)
 
 
 mobile_blocks, _ = _mobilenet_v3_conf("mobilenet_v3_small")
@@ -76,7 +76,7 @@ SHORT = {
         torchvision.models.SwinTransformer, patch_size=[4, 4], embed_dim=96, depths=[2, 1], num_heads=[3, 6],
         window_size=[7, 7], stochastic_depth_prob=0.2,
     ),
-    "shufflenet_v2_x1_0": partial(torchvision.models.ShuffleNetV2, [2, 2, 2], [24, 116, 232, 464, 1024]),
+    "shufflenet_v2_x1_0": partial(torchvision.models.ShuffleNetV2, [2, 1, 1], [24, 116, 232, 464, 1024]),
     "vit_b_16": partial(
         torchvision.models.VisionTransformer, image_size=32, patch_size=16, num_layers=2, num_heads=12, hidden_dim=768,
         mlp_dim=3072,
