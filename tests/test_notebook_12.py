@@ -5,6 +5,8 @@ import inspect
 import re
 import shlex
 import socket
+import subprocess
+import sys
 import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -194,6 +196,28 @@ def test_programs_of_a_lesson_start_and_end():
     assert not running.running and not process.is_running()
     with pytest.raises(TimeoutError, match="not so after 0.1 seconds"):
         processes.wait_until(answers, 0.1)
+
+
+def test_programs_of_a_lesson_end_with_its_kernel_even_if_that_is_killed():
+    script = f"""
+from tvmnotes.processes import Processes
+running = Processes()
+running.start("server", "http.server", "--bind", "127.0.0.1", {processes.free_port()})
+print(running.pid("server"), flush=True)
+input()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as kernel:
+        program = psutil.Process(int(kernel.stdout.readline()))
+        kernel.kill()
+
+    def has_ended():
+        try:
+            return program.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    processes.wait_until(has_ended)
 
 
 def test_the_figure_has_a_row_for_each_server():

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 
 class Processes:
-    """Programs by name, each a process group of its own. All end when Python ends."""
+    """Programs by name, each a process group of its own. All end when Python ends, even if it is killed."""
 
     def __init__(self):
         self.running: dict[str, subprocess.Popen] = {}
+        self._watchers: dict[str, subprocess.Popen] = {}
         atexit.register(self.end_all)
 
     def start(
@@ -24,9 +25,13 @@ class Processes:
         arguments = [sys.executable, "-m", *map(str, command)]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         variables = os.environ | (environment or {})
-        self.running[name] = subprocess.Popen(
+        program = self.running[name] = subprocess.Popen(
             arguments, cwd=folder, env=variables, start_new_session=True, **pipes
         )
+        # Its standard input is at its end when this process is gone, however it ended.
+        watch = ["sh", "-c", f"read -r line; kill -TERM -{program.pid}"]
+        pipes["stdin"] = subprocess.PIPE
+        self._watchers[name] = subprocess.Popen(watch, start_new_session=True, **pipes)
 
     def pid(self, name: str) -> int:
         """Return a program's process ID."""
@@ -34,7 +39,9 @@ class Processes:
 
     def end(self, name: str, how: int = signal.SIGTERM) -> None:
         """Send a signal to a program and all its processes, and wait for its exit."""
-        process = self.running.pop(name)
+        process, watcher = self.running.pop(name), self._watchers.pop(name)
+        watcher.kill()
+        watcher.communicate()
         os.killpg(process.pid, how)
         process.wait()
 
