@@ -543,7 +543,7 @@ OTHER_MISTAKES = [
         lambda module, example, inputs: [
             n for n, x in enumerate(inputs) if not torch.equal(module(x), module(example))
         ],
-        "For its own example",
+        "for the same input",
     ),
     ("01.3", lambda net, x: for_any_batch(net, x, max=4), "7 pictures for a convolution: expected a result"),
     ("01.3", lambda net, x: for_any_batch(net, x, copies=1), "cat the example twice"),

@@ -133,9 +133,10 @@ def any_batch(answer):
         try:
             program = answer(net.eval(), example)
         except RuntimeError as error:  # of which torch.export's are
-            told = str(error).strip().splitlines()[0]
+            told = str(error).strip().partition("\n")[0]
             do = "torch.export takes a dim of 1 for a constant. For the export, cat the example twice."
-            require(shape[0] > 1, f"the export of {what}", "a program", told, do)
+            answered = not isinstance(error, NotImplementedError)
+            require(shape[0] > 1 or not answered, f"the export of {what}", "a program", told, do)
             raise
         kind = type(program).__name__
         do = "Return what torch.export.export returns."
@@ -148,7 +149,7 @@ def any_batch(answer):
             try:
                 got = program.module()(x)
             except Exception as error:
-                told = str(error).strip().splitlines()[0]
+                told = str(error).strip().partition("\n")[0]
                 require(False, f"{pictures} pictures for {what}", "a result", told, do)
             agree(got.detach(), net(x).detach().numpy(), f"{pictures} pictures for {what}", do)
         size = from_exported_program(program)["main"].params[0].ty.shape[0]
