@@ -27,7 +27,7 @@ _UNOPTIMIZED = {
 _ALONE = {NOTEBOOKS / "12_distributed_tuning.ipynb", NOTEBOOKS / "solutions" / "12_distributed_tuning.ipynb"}
 # Answers that tune, profile, start processes and build whole networks; the other, short ones run in `make test` too.
 _FULL = {NOTEBOOKS / "solutions" / f"{name}.ipynb"
-         for name in ("00_start_here", "02_onnx_import", "11_search", "09_profiling", "15_deploy",
+         for name in ("00_start_here", "02_onnx_import", "09_profiling", "15_deploy",
                       "12_distributed_tuning", "17_gpu", "22_running_old_scripts")}  # fmt: skip
 
 

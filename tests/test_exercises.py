@@ -429,6 +429,10 @@ def short_first(mod):
     return relax.transform.FuseOpsByPattern(entries)(mod)
 
 
+def at_random(space, measured, count, rng):
+    return rng.permutation([number for number in range(len(space)) if number not in measured])[:count]
+
+
 WRONG = {  # an answer, and words of the message
     "00.1": (product, "C for n = 8"),
     "00.2": (rows_alone, "innermost loop: expected vectorized, got serial"),
@@ -477,8 +481,9 @@ WRONG = {  # an answer, and words of the message
     "10.2": (as_it_stands, "the rows of the tile of a trace with tiles of 6 by 16, on 20 rows: expected 5, got 20"),
     "10.3": (fastest_repeat, "the seconds of workload 0"),
     "10.4": (lost, "expected a schedule, got InternalError"),
-    "11.1": (lambda space: space[::2], "with tile_oh or tile_ic: expected none"),
-    "11.2": (lambda scores, speeds: np.corrcoef(scores, speeds)[0, 1], "two lists in the same order"),
+    "11.1": (at_random, "the order of 4 proposals in a space of 24 with 3 measured"),
+    "11.2": (lambda space, scores, count: np.argsort(-scores)[:count], "with a higher score in a single choice"),
+    "11.3": (lambda scores, speeds: np.corrcoef(scores, speeds)[0, 1], "pairs in the same order"),
     "12.1": (shared_out, "on 2 servers"),
     "12.2": (lambda tracker, key, seconds: tracker.request(key), "free at the request: expected 1 or more, got 0"),
     "12.3": (lambda runner, lost: runner, "runs of trial b where the second of three is lost: expected 2, got 1"),

@@ -1,7 +1,7 @@
-"""What notebook 11 claims, asserted. Times are invented, as no test depends on real ones."""
+"""What notebook 11 claims, asserted: its space, its tuners on invented times, its model, the table that ships."""
 
+import itertools
 import math
-import random
 import re
 from pathlib import Path
 
@@ -9,93 +9,172 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+import tvm
+import xgboost
+from agreement import close
+from tvm import te, topi
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
 import tvmnotes as tn
-from tvmfast.compiler.build import resolve_target
-from tvmfast.compiler.schedule.workloads.conv2d import Convolution
-from tvmfast.core.simd import simd_of
-from tvmnotes import records
+from tools import measure_space as script
+from tvmfast.core.compat import lazy_tensor_intrinsics
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "11_search.ipynb"
-TUNERS = ("grid", "random", "ga", "xgb")
-LAYER = Convolution((1, 64, 56, 56), (128, 64, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1, True)
-
-
-def task_for(mcpu):
-    target = resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu})
-    return tn.tuning.Task(LAYER, 1, str(target))
+CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"}
+TUNERS = ("grid", "at_random", "genetic", "learned")
+SIZES = [1, 2, 7, 14], [1, 2, 4], [1, 2, 7, 14], [1, 2, 4], [0, 1], [0, 1]
 
 
 @pytest.fixture(scope="module")
-def race():
-    """The names of the lesson's race, run by its own code on a table of invented times."""
-    names = {"math": math, "random": random, "np": np, "pd": pd, "tn": tn}
-    names["task"] = task_for("skylake-avx512")
-    names["space"] = names["task"].space
-    names["table"] = np.array([invented_seconds(config) for config in names["space"]])
-    code = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tn.env, "threads", lambda: 2)  # the model sees them
-        for start in ("def replay", "runs = {", "def progress", "taught = "):
-            (source,) = (source for source in code if source.startswith(start))
-            exec(re.sub(r"^(tn\.plots|race\.round).*", "", source, flags=re.M), names)
+def lesson():
+    """The names of the lesson's cells up to the race, with invented times."""
+    names = {"te": te, "topi": topi, "tvm": tvm, "Schedule": Schedule, "itertools": itertools, "math": math}
+    names |= {"np": np, "pd": pd, "xgboost": xgboost, "tn": tn, "ms": ms, "flop": 1}
+    for cell in ("convolution", "space", "tuners", "learned"):
+        exec(CELLS[cell], names)
+    names["times"] = np.array([invented(*config) for config in names["space"]])
+    names["best"] = names["times"].min()
+    exec(re.sub(r"^(seeds = ).*", r"\g<1>6", re.sub(r"^tn\.plots.*", "", CELLS["race"], flags=re.M), flags=re.M), names)
+    exec(CELLS["progress"], names)
     return names
 
 
-def invented_seconds(config):
-    """Seconds with one valley: 7 pixels of 2 blocks, of one row, with rows outside, are fastest."""
-    tile = abs(math.log2(config["tile_ow"] / 7)) + abs(math.log2(config["tile_oc"] / 2))
-    order = 0.2 * config.get("tile_oh", 0) + 0.3 * (config["loop_order"] != "rows") + 0.1 * ("tile_ic" in config)
-    return 1e-3 * (1 + tile + order)
+def invented(rows, blocks, pixels, unrolled, pixels_outside, inputs_outside):
+    """Milliseconds with one valley: 7 sums, and of each other choice one value that is best."""
+    tile = abs(math.log2(blocks * pixels / 7)) + 0.3 * pixels_outside
+    return 1 + tile + 0.11 * abs(math.log2(unrolled / 2)) + 0.07 * inputs_outside + 0.05 * abs(math.log2(rows / 7))
 
 
-@pytest.mark.parametrize("mcpu", ["skylake-avx512", "core-avx2"])
-def test_the_space_begins_with_the_default_and_holds_what_fits_into_the_registers(mcpu):
-    task = task_for(mcpu)
-    registers = simd_of(resolve_target({"kind": "llvm", "mcpu": mcpu})).registers
-    assert task.space[0] == task.default
-    assert len({records.key(config) for config in task.space}) == len(task.space) >= 100
-    for config in task.space:
-        assert config["family"] == "conv2d", "a stride of 2 leaves nothing to Winograd's method"
-        accumulators = config.get("tile_oh", 1) * config["tile_ow"] * config["tile_oc"]
-        assert accumulators + config["tile_oc"] + 1 <= registers
+# ---------------------------------------------------------------- the space
+
+
+def test_the_space_has_each_combination_once(lesson):
+    assert sorted(lesson["space"]) == sorted(itertools.product(*SIZES))
+    found = {lesson["schedule"](*config).mod.script() for config in lesson["space"][::7]}
+    assert len(found) == len(lesson["space"][::7])
+
+
+@pytest.mark.parametrize("config", [(1, 1, 1, 1, 0, 0), (7, 2, 7, 4, 1, 0), (14, 4, 2, 2, 0, 1)])
+def test_its_schedules_compute_the_convolution(lesson, config):
+    given = script.arguments(lesson["conv"])
+    tvm.compile(lesson["schedule"](*config).mod, target=tn.env.host_target())(*given)
+    data, weight, shift, result = (each.numpy().astype("float64") for each in given)
+    window = np.zeros((16, 16, 16, 16))
+    window[:, 1:-1, 1:-1] = data[0]
+    wanted = np.zeros((16, 14, 14, 16))
+    for kh, kw in itertools.product(range(3), repeat=2):
+        wanted += np.einsum("iyxa,oiac->oyxc", window[:, kh : kh + 14, kw : kw + 14], weight[:, :, kh, kw])
+    close(result[0], np.maximum(wanted + shift[:, None, None], 0), 9 * 256)
+
+
+def test_the_table_that_ships_has_each_config_once():
+    text = tn.data.path("search/conv2d_256_14x14.csv").read_text(encoding="utf-8")
+    assert re.match(r"# .+, target \w.*, TVM 0\.\d+.*, \d+ cores?\n", text)
+    table = script.read(tn.data.path("search/conv2d_256_14x14.csv"))
+    assert list(table) == list(itertools.product(*SIZES)) and min(table.values()) > 0
+
+
+# ---------------------------------------------------------------- tuners
 
 
 @pytest.mark.parametrize("name", TUNERS)
-def test_each_tuner_begins_with_the_default_tries_all_once_and_so_finds_the_best(race, name):
-    table = race["table"]
-    tuner = tn.tuning.tuner(name, race["task"], 0, race["space"])
-    run = race["replay"](tuner, table, trials=len(table) + 8)
-    assert run[0] == table[0]
-    assert sorted(run) == sorted(table)
+def test_each_tuner_proposes_every_config_once(lesson, name):
+    rng, measured = np.random.default_rng(0), {}
+    while len(measured) < 576:
+        got = lesson[name](lesson["space"], measured, 48, rng)
+        assert len(got) == len(set(got)) == min(48, 576 - len(measured)) and not measured.keys() & set(got)
+        measured |= {number: lesson["times"][number] for number in got}
 
 
-def test_a_tuner_has_a_name_that_exists(race):
-    with pytest.raises(ValueError, match="tuner: expected one of grid, random, ga, xgb; got 'best'"):
-        tn.tuning.tuner("best", race["task"])
+def test_one_seed_is_one_race(lesson):
+    for name in TUNERS:
+        first, again, other = (lesson["race"](lesson[name], seed, trials=40) for seed in (3, 3, 4))
+        assert first == again and (name == "grid") == (first == other)
 
 
-def test_an_empty_model_is_the_one_that_the_tuner_teaches(race):
-    """An empty model has length 0 and is still the one that was meant."""
-    model = tn.tuning.CostModel()
-    tn.tuning.tuner("xgb", race["task"], 0, race["space"], model).update(0, 1e-3)
-    assert len(model) == 1
+def test_where_times_have_one_valley_chance_is_behind(lesson):
+    assert {name: np.shape(some) for name, some in lesson["runs"].items()} == {"grid": (1, 128)} | dict.fromkeys(
+        ("random", "genetic", "learned"), (6, 128)
+    )
+    share = {name: np.median(share[:, [63, 127]], axis=0) for name, share in lesson["shares"].items()}
+    assert share["learned"][0] > share["random"][0] and share["genetic"][1] >= share["random"][1]
+    assert np.median(lesson["needed"]["learned"]) < np.median(lesson["needed"]["random"])
 
 
-def test_the_model_needs_fewer_trials_than_chance(race):
-    shapes = [np.shape(race["runs"][name]) for name in TUNERS]
-    assert shapes == [(1, 128), (5, 128), (5, 128), (5, 128)]
-    needed = race["race"]["trials to 98 %"]
-    assert needed["xgb"] < needed["random"]
-    assert race["race"]["after 20"]["xgb"] >= race["race"]["after 20"]["random"]
-    assert ((race["race"].iloc[:, :3] > 0) & (race["race"].iloc[:, :3] <= 1)).all(axis=None)
+def test_intervals_hold_the_median_and_infinite_trials_stay_infinite(lesson):
+    interval = lesson["interval"]
+    values = np.random.default_rng(0).random(25)
+    low, high = interval(values)
+    assert low < np.median(values) < high
+    assert tuple(interval(values, values + 1)) < (-0.5, -0.5)
+    assert interval([math.inf] * 5).tolist() == [math.inf] * 2
+    assert interval([7.0]).tolist() == [7.0] * 2
 
 
-def test_the_models_order_holds_for_configs_that_it_never_saw(race):
-    unseen = [n for n in range(len(race["table"])) if n not in race["taught"]]
-    first = sorted(unseen, key=lambda n: -race["scores"][n])[:10]
-    assert len(unseen) == len(race["table"]) - 40
-    assert np.median([race["table"][n] for n in first]) < np.percentile([race["table"][n] for n in unseen], 25)
+# ---------------------------------------------------------------- the cost model
+
+
+def test_tvms_model_draws_lots_until_its_first_trials_are_in(lesson):
+    with lazy_tensor_intrinsics():
+        target = tvm.target.Target({"kind": "llvm", "mcpu": "core-avx2", "num-cores": 2})
+        context = ms.TuneContext(mod=tvm.IRModule({"main": lesson["conv"]}), target=target, num_threads=1)
+        given = ms.arg_info.ArgInfo.from_prim_func(lesson["conv"])
+        numbers = range(0, 576, 36)
+        batch = [ms.MeasureCandidate(lesson["schedule"](*lesson["space"][number]), given) for number in numbers]
+        results = [ms.runner.RunnerResult([lesson["times"][number]], None) for number in numbers]
+        (shape,) = {each.numpy().shape for each in ms.feature_extractor.PerStoreFeature().extract_from(context, batch)}
+        assert shape == (3, 164), "the padding, the sums, the result"
+        for model, draws in ((ms.cost_model.XGBModel(), True), (ms.cost_model.XGBModel(num_warmup_samples=16), False)):
+            model.update(context, batch, results)
+            first, again = model.predict(context, batch), model.predict(context, batch)
+            assert (first != again).any() == draws
+
+
+def test_the_order_of_its_scores_is_better_than_chance(lesson):
+    known = np.random.default_rng(0).permutation(576)[:64].tolist()
+    score = lesson["scores"](lesson["space"], {number: lesson["times"][number] for number in known})
+    rest = lesson["left"](lesson["space"], set(known))
+    assert np.corrcoef(pd.Series(score[rest]).rank(), pd.Series(-lesson["times"][rest]).rank())[0, 1] > 0.8
+
+
+# ---------------------------------------------------------------- the script behind the table
+
+
+def test_a_second_start_measures_what_a_kill_left_out(lesson, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path))
+    monkeypatch.setattr(script, "TABLE", tmp_path / "search.csv")
+    space = lesson["space"][:40]
+    monkeypatch.setattr(script, "names", lambda: lesson | {"space": space})
+    asked = []
+
+    def measured(kernel, schedule, batch):
+        asked.append(len(batch))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return [invented(*config) for config in batch]
+
+    monkeypatch.setattr(script, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        script.main()
+    (part,) = tmp_path.rglob("search/search.csv")
+    part.write_text(part.read_text()[:-5])
+    script.main()
+    assert asked == [16, 16, 16, 9]
+    table = script.read(tmp_path / "search.csv")
+    assert list(table) == space
+    assert table == pytest.approx({config: invented(*config) for config in space}, abs=1e-4)
+
+
+def test_a_config_that_computes_something_else_is_not_measured(lesson):
+    kernel = te.create_prim_func(
+        [A := te.placeholder((8,), name="A"), te.compute((8,), lambda i: A[i] + 1.0, name="B")]
+    )
+    wrong = te.create_prim_func([A := te.placeholder((8,), name="A"), te.compute((8,), lambda i: A[i] + 2.0, name="B")])
+    made = {1: kernel, 2: kernel, 3: wrong}
+    assert all(ms > 0 for ms in script.measured(kernel, lambda n: Schedule(made[n]), [(1,), (2,)]))
+    with pytest.raises(AssertionError):
+        list(script.measured(kernel, lambda n: Schedule(made[n]), [(1,), (3,)]))
 
 
 # ---------------------------------------------------------------- the figures
