@@ -253,7 +253,7 @@ def a_warp_for_each_row(kernel, strided=True):
     return sch
 
 
-def window(n, w, turned=False, order=True):
+def window(n, w, turned=False, order=True, name="C"):
     """Sums over windows of w by w."""
     A = te.placeholder((n + w - 1, n + w - 1), name="A")
     W = te.placeholder((w, w), name="W")
@@ -262,13 +262,20 @@ def window(n, w, turned=False, order=True):
     def element(i, j):
         return te.sum(A[i + y, j + x] * (W[w - 1 - y, w - 1 - x] if turned else W[y, x]), axis=[y, x])
 
-    schedule = Schedule(te.create_prim_func([A, W, te.compute((n, n), element, name="C")]))
-    i, j, y, x = schedule.get_loops("C")
+    schedule = Schedule(te.create_prim_func([A, W, te.compute((n, n), element, name=name)]))
+    i, j, y, x = schedule.get_loops(name)
     outer, inner = schedule.split(j, [None, 16])
     if order:
         schedule.reorder(i, outer, y, x, inner)
         schedule.vectorize(inner)
     schedule.parallel(i)
+    return schedule
+
+
+def window_of_another_name(n, w):
+    """The sum has another name than in the lesson, and its zeros a block of their own."""
+    schedule = window(n, w, name="sums")
+    schedule.decompose_reduction("sums", schedule.get_loops("sums")[2])
     return schedule
 
 
@@ -672,6 +679,10 @@ RIGHT = {  # of lessons whose answers `make test` does not run
 @pytest.mark.parametrize("number", RIGHT)
 def test_a_right_answer_is_right(number):
     assert verdict(number, RIGHT[number]) == "right"
+
+
+def test_the_loops_of_an_answer_are_found_by_no_name():
+    assert verdict("00.3", window_of_another_name) == "right"
 
 
 def test_a_branch_on_a_decision_is_found():

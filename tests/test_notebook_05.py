@@ -92,6 +92,17 @@ def test_tvm_drops_a_multiplication_by_1_and_keeps_the_kernel(lesson):
     assert not products and len(nests(kernel)) == 1
 
 
+@pytest.mark.parametrize(("fusing", "wanted"), [(False, ["add", "relu"]), (True, ["fused_multiply_add_relu"])])
+def test_the_copy_that_is_left_is_a_reshape_by_itself_and_stays_in_a_fused_kernel(lesson, fusing, wanted):
+    pipeline = relax.get_default_pipeline(lesson.target) if fusing else "default"
+    vm = relax.VirtualMachine(tvm.compile(lesson.Tail, target=lesson.target, relax_pipeline=pipeline), tvm.cpu())
+    called = []
+    vm.set_instrument(lambda _, name, before, *__: called.append(name) if before else None)
+    vm["main"](*(tvm.runtime.tensor(np.ones(shape, "float32")) for shape in ((2048, 1024), (1024,))))
+    assert [name for name in called if not name.startswith("vm.builtin")] == wanted
+    assert ("vm.builtin.reshape" in called) is not fusing
+
+
 def test_the_mutator_folds_ones_of_the_right_shape_and_spares_its_input(lesson):
     before = tvm_ffi.structural_hash(lesson.Ones)
     assert operators(lesson.folded) == ["relax.multiply", "relax.add"]
