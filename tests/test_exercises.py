@@ -7,6 +7,7 @@ import tarfile
 import time
 from collections import Counter
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,9 +63,19 @@ def end_to_end(passes, mod, is_right):
             return [str(each.info.name)]
 
 
+def with_vectors(n):
+    """A loop of 8, where there are 8."""
+    schedule = Schedule(without_vectors(n))
+    (i,) = schedule.get_loops("relu")
+    if n >= 8:
+        _, lanes = schedule.split(i, [None, 8])
+        schedule.vectorize(lanes)
+    return schedule.mod["main"]
+
+
 def without_vectors(n):
     x = te.placeholder((n,), "float32", name="x")
-    return te.create_prim_func([x, te.compute((n,), lambda i: te.max(x[i], 0.0))])
+    return te.create_prim_func([x, te.compute((n,), lambda i: te.max(x[i], 0.0), name="relu")])
 
 
 class Branch(nn.Module):
@@ -149,6 +160,15 @@ def one_sum(rows, columns, lanes):
 def extracted(archive, folder):
     """Unpack without a filter."""
     with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="fully_trusted")
+
+
+def checked(archive, folder, links=True):
+    """Unpack after a look at each entry, with or without one at links."""
+    with tarfile.open(archive) as opened:
+        for entry in opened:
+            if (links and entry.issym()) or not (folder / entry.name).resolve().is_relative_to(folder.resolve()):
+                raise RuntimeError(f"not unpacked: {entry.name}")
         opened.extractall(folder, filter="fully_trusted")
 
 
@@ -362,6 +382,17 @@ def leaky(builder, node, x):
         below = builder.emit(relax.op.subtract(builder.emit(relax.op.exp(x)), relax.const(1.0)))
     below = builder.emit(relax.op.multiply(slope, below))
     return relax.op.where(builder.emit(relax.op.greater(x, relax.const(0.0))), x, below)
+
+
+def changed(folder):
+    """The files whose size or checksum is another."""
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    contents = {name: (folder / name).read_bytes() if (folder / name).exists() else b"" for name in files}
+    return {
+        name
+        for name, content in contents.items()
+        if (len(content), sha256(content).hexdigest()) != (files[name]["size"], files[name]["sha256"])
+    }
 
 
 def dense(data, weight, dtype):
@@ -579,6 +610,7 @@ OTHER_MISTAKES = [
     ),
     ("09.3", lambda values: alive(values, last=0), "count the last call too"),
     ("15.2", lambda manifest, machine: reasons(manifest, machine) != set(), "Return a set"),
+    ("16.1", partial(checked, links=False), "a link to the folder above: expected none, got outside.o"),
     ("17.1", lambda rows, columns, size: 2 * rows * columns / (rows + columns), "How many bytes has it?"),
     ("17.2", transposed(reads="down"), "the pieces of x that a warp reads at a step of 64 by 32: expected 4"),
     ("17.2", transposed(threads=2048, tile=64), "the threads of a block for 1,024 by 1,536: expected 1,024 or fewer"),
@@ -588,6 +620,7 @@ OTHER_MISTAKES = [
     ("17.3", lambda kernel: a_warp_for_each_row(kernel, strided=False), "that a warp reads at a step of 8 rows of 96"),
     ("20.1", by_product, "Subtract first"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, None), "out_dtype is the type of the sums"),
+    ("22.1", lambda data, weight, dtype: dense(data, weight, "float64"), "expected float32, got float64"),
 ]
 
 
@@ -665,10 +698,13 @@ RIGHT = {  # of lessons whose answers `make test` does not run
     "12.1": greedy,
     "12.2": free_server,
     "12.3": Again,
+    "15.1": changed,
     "15.2": reasons,
+    "16.1": checked,
     "17.1": lambda rows, columns, size: 2 * rows * columns / ((rows + columns) * size),
     "17.2": transposed(),
     "17.3": a_warp_for_each_row,
+    "19.3": with_vectors,
     "20.1": lambda node, importer: squares(node, importer, root=True),
     "21.2": leaky,
     "22.1": dense,

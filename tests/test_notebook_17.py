@@ -12,7 +12,7 @@ import torch
 import tvm
 import tvm_ffi
 from torch import nn
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.backend.cuda.pipeline import legalize_passes
 from tvm.relax.frontend.torch import from_exported_program
 from tvm.s_tir import Schedule
@@ -204,6 +204,24 @@ def test_tvm_alone_has_at_most_20_lines_and_uses_section_4s_schedule(lesson, cap
     assert len(lines) <= 20 and not re.search(r"\btn\b", CODE["alone"])
     run("alone", CODE["alone"], vars(lesson))
     assert "'matmul': {'blocks': 16, 'threads': 64}" in capsys.readouterr().out
+
+
+def test_its_rule_takes_products_of_whole_tiles_and_leaves_all_else(lesson):
+    names = dict(vars(lesson))
+    run("alone", CODE["alone"].partition("\nbb = ")[0], names)
+    k, rows = te.reduce_axis((0, 64), name="k"), tirx.Var("rows", "int64")
+    a, b, short, open_, cube = map(te.placeholder, ((64, 64), (64, 64), (96, 64), (rows, 64), (64, 64, 64)))
+
+    def times(x):
+        return [x, b, te.compute((x.shape[0], 64), lambda i, j: te.sum(x[i, k] * b[k, j], axis=k))]
+
+    total = [cube, te.compute((64, 64), lambda i, j: te.sum(cube[i, j, k], axis=k))]
+    double = [cube, te.compute((64, 64, 64), lambda i, j, m: cube[i, j, m] + cube[j, i, m])]
+    taken = [
+        names["registers_rule"].apply(te.create_prim_func(each), lesson.target, False) is not None
+        for each in (times(a), times(short), times(open_), total, double)
+    ]
+    assert taken == [True, False, False, False, False]
 
 
 def test_llvms_ptx_fails_on_barriers(lesson):

@@ -23,7 +23,7 @@ def changed_files(answer):
         files = {}
         for file, content in contents.items():
             (folder / file).write_bytes(content)
-            files[file] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            files[file] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (folder / "manifest.json").write_text(json.dumps({"files": files}))
         got = set(answer(folder))
         do = "Compare each file's SHA-256 with that of the manifest."

@@ -14,8 +14,13 @@ from ..processes import Processes, free_port, retried
 from .exercise import array, exercise, require
 
 
-def _pack(archive: Path, names: list[str]) -> None:
+def _pack(archive: Path, names: list[str], link: str | None = None) -> None:
+    """Write an archive of files, before them a link to the folder above."""
     with tarfile.open(archive, "w") as out:
+        if link is not None:
+            entry = tarfile.TarInfo(link)
+            entry.type, entry.linkname = tarfile.SYMTYPE, ".."
+            out.addfile(entry)
         for name in names:
             entry = tarfile.TarInfo(name)
             entry.size = 4
@@ -34,21 +39,26 @@ def unpack(answer):
     with tempfile.TemporaryDirectory() as name:
         outer = Path(name)
         _pack(outer / "net.tar", ["devc.o", "lib0.o"])
-        _pack(outer / "evil.tar", ["lib0.o", "../outside.o"])
         inside = outer / "objects"
         answer(outer / "net.tar", inside)
         got = sorted(path.name for path in inside.rglob("*.o"))
         do = "Extract all files of the archive into the folder."
         require(got == ["devc.o", "lib0.o"], "the files of net.tar", ["devc.o", "lib0.o"], got, do)
-        try:
-            answer(outer / "evil.tar", outer / "evil")
-            refused = False
-        except (tarfile.TarError, OSError, ValueError):
-            refused = True
-        left = [path.name for path in (outer, outer.parent) if (path / "outside.o").exists()]
-        do = "Let tarfile refuse paths that lead outside of the folder."
-        require(not left, "the files outside of the folder", "none", "outside.o", do)
-        require(refused, "an archive with the path ../outside.o", "an error", "none", do)
+        for what, kind, names, link in (
+            ("the path ../outside.o", "paths", ["lib0.o", "../outside.o"], None),
+            ("a link to the folder above", "links", ["up/outside.o"], "up"),
+        ):
+            _pack(outer / "evil.tar", names, link)
+            try:
+                answer(outer / "evil.tar", outer / "evil")
+                refused = False
+            except Exception:
+                refused = True
+            left = (outer / "outside.o").exists()
+            do = f"Let tarfile refuse {kind} that lead outside of the folder."
+            told = f"the files outside of the folder, of an archive with {what}"
+            require(not left, told, "none", "outside.o", do)
+            require(refused, f"an archive with {what}", "an error", "none", do)
 
 
 @exercise(

@@ -113,5 +113,5 @@ def tail(answer):
         do = "Each element of the tail must be computed from the element at its own place."
         agree(out.numpy(), np.maximum(x, 0), f"the result for {n} elements", do)
         do = "Split the loop by 8, and call schedule.vectorize for the inner one."
-        vectorized = "T.vectorized(8)" in kernel.script()
+        vectorized = n < 8 or "T.vectorized(8)" in kernel.script()  # a shorter row is all tail
         require(vectorized, f"the loops for {n} elements", "a vectorized loop of 8", "none", do)

@@ -41,9 +41,9 @@ def dense_in_relax(answer):
                 output = builder.emit_output(answer(data, weight, dtype))
             builder.emit_func_output(output)
         mod = builder.get()
-        got = mod["main"].ret_ty.dtype
+        kind, got = dtype or "float32", mod["main"].ret_ty.dtype
         do = "In Relay out_dtype is the type of the sums. relax.op.matmul has an argument of this name."
-        require(str(got) == (dtype or "float32"), f"the type of the result of {what}", dtype, got, do)
+        require(str(got) == kind, f"the type of the result of {what}", kind, got, do)
         vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
         result = vm["main"](*map(tvm.runtime.tensor, (x, w))).numpy()
         wanted = x @ w.T
