@@ -218,6 +218,15 @@ def test_upsampling(rng):
         agree(lib, net, rng.standard_normal((1, 2, height, 5)).astype("float32"))
 
 
+def test_scatters_by_an_index_smaller_than_dynamic_data(rng):
+    net = Function(lambda x, index: (x.scatter_add(2, index, index.float()), x.scatter(0, index[:, :, :2], 5.0)))
+    lib = compiled(net, {"x": (tvmfast.Dim("n", 2), "m", 2), "index": ((2, 1, 3), "int64")})
+    for shape in ((2, 1, 2), (5, 3, 2)):
+        x, index = rng.standard_normal(shape).astype("float32"), rng.permuted(np.tile([0, 1, 1], (2, 1, 1)), axis=2)
+        for got, wanted in zip(lib(x, index), net(*map(torch.from_numpy, (x, index))), strict=True):
+            np.testing.assert_array_equal(got, wanted.numpy())
+
+
 def test_norms_of_groups_and_parts_of_channels(rng):
     torch.manual_seed(0)
     net = Function(lambda x: (net.norms(x), *x.chunk(2, 1), *x.split([1, 2, 3], 1), F.glu(x, 1)))

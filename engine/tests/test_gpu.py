@@ -282,6 +282,7 @@ def test_tvms_sorts_come_with_their_threads():
         lambda x: x.index_add(0, torch.tensor([1, 1, 3]), x[:3]),
         lambda x: torch.sort(x, 0)[0],
         lambda x: x.scatter_add(1, x.long() * 0, x),
+        lambda x: x.scatter_add(1, x[:3].long() * 0, x),
     ],
 )
 def test_the_cpu_runs_no_loop_of_a_kernel_that_tvm_has_bound(function):

@@ -146,6 +146,28 @@ def test_numbers(rng):
     agree(model_of(feed, weights, NUMBERS, 18), feed, terms=5)
 
 
+SCATTERED = [
+    "y0 = ScatterElements<axis = 2>(x, small, updates) | y0 float 3",
+    "y1 = ScatterElements<axis = -2>(x, small, updates) | y1 float 3",
+    'y2 = ScatterElements<axis = 0, reduction = "add">(x, small, updates) | y2 float 3',
+    'y3 = ScatterElements<axis = 2, reduction = "mul">(x, small, updates) | y3 float 3',
+    'y4 = ScatterElements<axis = 1, reduction = "max">(x, small, updates) | y4 float 3',
+    'y5 = ScatterElements<axis = 2, reduction = "min">(x, small, updates) | y5 float 3',
+    "y6 = GatherElements<axis = 2>(x, small) | y6 float 3",
+]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 16, 18])
+def test_scatters_by_an_index_smaller_than_the_data(rng, opset):
+    feed = {"x": rng.integers(-3, 4, (3, 3, 4)).astype("float32"), "small": rng.integers(-3, 3, (2, 1, 2))}
+    feed["updates"] = rng.integers(-3, 4, (2, 1, 2)).astype("float32")
+    feed["small"][..., 1] = (feed["small"][..., 0] + 1) % 3 - 3  # in each row another place
+    nodes = SCATTERED if opset >= 18 else [node for node in SCATTERED if "reduction" not in node]
+    if opset == 9:
+        nodes = [node.replace("ScatterElements", "Scatter").replace("-2", "1") for node in nodes[:2]]
+    agree(model_of(feed, "", nodes, opset), feed, terms=1)
+
+
 SIGNALS = [
     "y0 = DFT(pairs, four, one) | y0 float 4",
     "y1 = DFT<onesided = 1>(reals, nine, minus) | y1 double 4",

@@ -17,7 +17,7 @@ from ...kernels import dynamic, elementwise
 from ..schedule.rules import row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
-from . import conv_transpose, dynamic_reshape, group_norm, ieee754
+from . import conv_transpose, dynamic_reshape, group_norm, ieee754, scatter
 from .ieee754 import default
 
 _DYNAMIC_ROWS = 8  # rows of a product's workload, at least, if their number is dynamic
@@ -32,6 +32,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     """
     corrected = ieee754.legalizations() | OF_CONSTANTS
     corrected |= {"relax.power": _power, "relax.arange": _arange}
+    corrected[scatter.OPERATOR] = partial(scatter.legalize, for_gpu=v is None)
     norm = partial(group_norm.legalize, for_gpu=v is None)
     corrected |= dict.fromkeys(group_norm.OPERATORS, norm)
     corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
@@ -111,7 +112,11 @@ def _resize2d(bb, call):
 
 
 # Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
-OF_CONSTANTS = ieee754.OF_CONSTANTS | {"relax.image.resize2d": _resize2d}
+OF_CONSTANTS = {
+    **ieee754.OF_CONSTANTS,
+    "relax.image.resize2d": _resize2d,
+    scatter.OPERATOR: scatter.legalize,
+}
 
 
 def _arange(bb, call):

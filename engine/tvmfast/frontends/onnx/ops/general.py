@@ -429,13 +429,20 @@ def _checked(n: Node, bounds: dict[int, list[int]], negative: bool = True) -> re
     return n.tvm_converter(*inputs)
 
 
-@converts("Gather", "GatherElements", "Scatter", "ScatterElements")
+@converts("Gather", "GatherElements", "ScatterElements")
 def _along_an_axis(n: Node):
     size = n.shape[n.get("axis", 0)]
     is_taken = n.op == "Gather" and all(isinstance(each.ty, relax.TensorType) for each in n.inputs)
     if is_taken and not isinstance(n.x, tvm.ir.GenericConst):  # TVM would look for negative indices again
         return R.take(n.x, n.checked(n.inputs[1], [size]), n.get("axis", 0))
     return _checked(n, {1: [size]})
+
+
+@converts("Scatter")
+def _scatter(n: Node):
+    """Scatter as ScatterElements does, which is its newer name; TVM has other operators for some indices."""
+    axis = n.get("axis", 0)
+    return R.scatter_elements(n.x, n.checked(n.inputs[1], [n.shape[axis]]), n.inputs[2], axis)
 
 
 @converts("GatherND", "ScatterND")

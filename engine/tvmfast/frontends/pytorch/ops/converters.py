@@ -260,13 +260,23 @@ def _shift(left: bool) -> Callable:
     return convert
 
 
+def _scatter(c: Call, reduction: str) -> relax.Expr:
+    """Convert a scatter, also of a source larger than the index, whose rest it does not read."""
+    x, dim, index, source = c.inputs[:4]
+    sizes, own = shape_of(index), shape_of(source)
+    axes = [axis for axis, (size, held) in enumerate(zip(sizes, own, strict=True)) if size != held]
+    if axes:
+        source = c.emit(R.strided_slice(source, axes, [0] * len(axes), [sizes[axis] for axis in axes]))
+    return R.scatter_elements(x, index, source, dim, reduction)
+
+
 def _scatter_reduce(c: Call) -> relax.Expr:
     """Convert the three reductions that indexing.py does not decompose, with `include_self`."""
-    x, dim, index, source, reduce = c.inputs
+    reduce = c.inputs[4]
     how = {"prod": "mul", "amax": "max", "amin": "min"}.get(reduce)
     if how is None or not c.node.kwargs.get("include_self", True):
         raise ValueError(f"scatter_reduce {reduce!r} of integers")
-    return R.scatter_elements(x, index, source, dim, how)
+    return _scatter(c, how)
 
 
 def _first_result_only(tvm_converter: str, what: str) -> Callable:
@@ -346,9 +356,9 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     "gather.default": _along("_gather"),
     # TVM's importer makes kernels trust the indices, and warns of it.
     "index_select.default": _along(lambda c: R.take(c.x, c.inputs[2], c.inputs[1], mode="clip")),
-    "scatter.src": _along("_scatter"),
+    "scatter.src": _along(lambda c: _scatter(c, "update")),
     "scatter.value": _along("_scatter_value"),
-    "scatter_add.default": _along(lambda c: R.scatter_elements(c.x, *c.inputs[2:], c.inputs[1], "add")),
+    "scatter_add.default": _along(lambda c: _scatter(c, "add")),
     "roll.default": _roll,
     "index.Tensor": _index,
     "index_put.default": _index_put,
