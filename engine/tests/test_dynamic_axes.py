@@ -227,6 +227,14 @@ def test_scatters_by_an_index_smaller_than_dynamic_data(rng):
             np.testing.assert_array_equal(got, wanted.numpy())
 
 
+def test_norms_by_the_statistics_of_the_batch_and_of_dynamic_rows(rng):
+    net = Function(lambda x, y: (F.batch_norm(x, None, None, training=True), F.layer_norm(x[:, 0], x.shape[3:], y, y)))
+    lib = compiled(net, {"x": ("batch", 6, "height", tvmfast.Dim("width", 2)), "y": ("width",)})
+    for shape in ((1, 6, 1, 2), (3, 6, 5, 37)):
+        x, y = (100 + rng.standard_normal(each).astype("float32") for each in (shape, shape[3:]))
+        close(lib(x, y), reference(net, x, y))
+
+
 def test_norms_of_groups_and_parts_of_channels(rng):
     torch.manual_seed(0)
     net = Function(lambda x: (net.norms(x), *x.chunk(2, 1), *x.split([1, 2, 3], 1), F.glu(x, 1)))

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import tvm
 import tvm_ffi
 from agreement import close, reference
 from emulated_gpu import TARGET, emulate, machine_code, run_emulated
+from testing import Function
 from torch import nn
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule
@@ -197,6 +199,21 @@ def test_norms_of_images_are_sums_by_blocks_and_elements_by_threads(norm):
     families = tvmfast.build(mod, params, TARGET).kernels.family
     sums = [family for name, family in families.items() if "mean" in name or "variance" in name]
     assert sums == ["reduction", "reduction"]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: F.layer_norm(x, x.shape[-1:]), (5, 300)),
+        (lambda x: F.layer_norm(x, x.shape[-2:]), (3, 4, 24)),
+        (lambda x: F.batch_norm(x, None, None, training=True), (3, 5, 17, 9)),
+    ],
+)
+def test_norms_are_of_two_passes(function, shape):
+    x = 1000 + torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    mod, params = tvmfast.from_pytorch(Function(function).eval(), {"x": shape})
+    close(run_emulated(mod, params, x.numpy()), reference(function, x))
+    assert "one_thread" not in set(tvmfast.build(mod, params, TARGET).kernels.family)
 
 
 def test_integers_divided_by_zero_are_zero():

@@ -704,6 +704,17 @@ def test_inputs_that_do_not_fit_are_named(network):
         tvmfast.from_mxnet(symbol, 3, {"data": (1, 3, 6, 6)})
 
 
+def test_norms_of_numbers_far_from_0():
+    x, axes = uniform(2, 4, 30, 40, low=100, high=102), {"gamma": np.ones(4, "float32"), "beta": np.zeros(4, "float32")}
+    symbols = [(S.InstanceNorm(X, S.var("gamma"), S.var("beta")), (2, 3)),
+               (S.LayerNorm(X, S.var("gamma"), S.var("beta"), axis=1), (1,))]  # fmt: skip
+    for symbol, over in symbols:
+        wide, epsilon = x.astype("float64"), 1e-3 if over == (2, 3) else 1e-5
+        spread = np.sqrt(wide.var(over, keepdims=True) + epsilon)
+        wanted = (wide - wide.mean(over, keepdims=True)) / spread
+        close(ours_of(symbol, {"x": x}, axes)[0], wanted, terms=30 * 40, scale=102 / spread.min())
+
+
 def test_every_way_to_name_a_network_gives_the_same(network, tmp_path):
     symbol, shapes, params = network
     arrays = {name: mx.nd.array(array) for name, array in params.items()}

@@ -5,6 +5,8 @@ one model, held against ONNX Runtime, or against ONNX's reference where that has
 import numpy as np
 import onnxruntime
 import pytest
+import torch
+import torch.nn.functional as F
 from agreement import close
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
@@ -166,6 +168,25 @@ def test_scatters_by_an_index_smaller_than_the_data(rng, opset):
     if opset == 9:
         nodes = [node.replace("ScatterElements", "Scatter").replace("-2", "1") for node in nodes[:2]]
     agree(model_of(feed, "", nodes, opset), feed, terms=1)
+
+
+def test_variances_of_numbers_far_from_0(rng):
+    x = rng.random((2, 3, 40, 50)).astype("float32") * 2 + 100
+    feed = {"x": x, "scale": np.array([1, 2, 3], "float32"), "bias": np.array([3, 2, 1], "float32")}
+    nodes = ["y0 = InstanceNormalization(x, scale, bias) | y0 float 4",
+             "y1 = MeanVarianceNormalization(x) | y1 float 4",
+             "y2 = GroupNormalization<num_groups = 3>(x, scale, bias) | y2 float 4",
+             "y3 = LayerNormalization<axis = 2>(x, wide) | y3 float 4",
+             "y4 = MeanVarianceNormalization<axes = [1, 3]>(x) | y4 float 4"]  # fmt: skip
+    feed["wide"] = np.ones((40, 50), "float32")
+    doubled, scale, bias = (torch.from_numpy(feed[name]).double() for name in ("x", "scale", "bias"))
+    each = F.instance_norm(doubled, weight=scale, bias=bias)
+    parts = [(doubled - doubled.mean(axes, True)) / doubled.var(axes, correction=0, keepdim=True).sqrt()
+             for axes in ((0, 2, 3), (1, 3))]  # fmt: skip
+    wanted = each, parts[0], each, F.layer_norm(doubled, (40, 50)), parts[1]
+    for level in (0, 3):
+        results = build(*from_onnx(model_of(feed, "", nodes, 21)), opt_level=level)(*feed.values())
+        close(results, [part.numpy() for part in wanted], terms=2 * 40 * 50, scale=300)
 
 
 SIGNALS = [

@@ -47,6 +47,24 @@ def _layer_normalization(n: Node):
     return relax.Tuple([output, R.mean(x, axes, keepdims=True), R.rsqrt(variance)])
 
 
+@converts("InstanceNormalization")
+def _instance_normalization(n: Node):
+    """Normalize with the kernel of group norms, whose sums are short, and which is one."""
+    axes = list(range(2, n.rank))
+    return R.nn.instance_norm(n.x, *n.inputs[1:3], 1, axes, n.get("epsilon", 1e-5))
+
+
+@converts("MeanVarianceNormalization")
+def _mean_variance_normalization(n: Node):
+    """Divide by the deviation from the mean; TVM subtracts the mean's square from that of the squares."""
+    axes = list(n.get("axes", (0, 2, 3)))
+    x = n.builder.emit(R.astype(n.x, "float32") if n.dtype == "float16" else n.x)
+    centred = n.builder.emit(R.subtract(x, R.mean(x, axes, keepdims=True)))
+    deviation = R.sqrt(R.mean(R.multiply(centred, centred), axes, keepdims=True))
+    result = R.divide(centred, R.add(deviation, relax.const(1e-9, x.ty.dtype)))
+    return R.astype(result, n.dtype) if n.dtype == "float16" else result
+
+
 @converts("Elu", "Selu")
 def _elu(n: Node):
     """Convert all float dtypes; TVM converts float32 only."""
