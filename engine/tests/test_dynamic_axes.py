@@ -218,6 +218,15 @@ def test_upsampling(rng):
         agree(lib, net, rng.standard_normal((1, 2, height, 5)).astype("float32"))
 
 
+def test_upsampling_by_a_factor_that_leaves_the_other_axis_as_it_is(rng):
+    modes = ("nearest", "bilinear")
+    net = Function(lambda x: tuple(F.interpolate(x, scale_factor=(2.0, 1.3), mode=mode) for mode in modes))
+    lib = compiled(net, {"x": (1, 2, "height", 3)})
+    for height in (1, 62, 63):  # PyTorch has the nearest pixels of an image above 128 in another way
+        x = rng.standard_normal((1, 2, height, 3)).astype("float32")
+        close(lib(x), net(torch.from_numpy(x)), terms=4, rounded=True)
+
+
 def test_scatters_by_an_index_smaller_than_dynamic_data(rng):
     net = Function(lambda x, index: (x.scatter_add(2, index, index.float()), x.scatter(0, index[:, :, :2], 5.0)))
     lib = compiled(net, {"x": (tvmfast.Dim("n", 2), "m", 2), "index": ((2, 1, 3), "int64")})

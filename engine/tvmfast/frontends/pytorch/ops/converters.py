@@ -21,6 +21,8 @@ from .call import Call, bound
 from .linalg import CONVERTERS as LINALG
 from .recurrent import CONVERTERS as RECURRENT
 
+_SMALL = 128  # height and width of images, together, of which PyTorch has nearest pixels in another way
+
 
 def _reduce(op: Callable) -> Callable:
     """Convert reductions of (input, dims, keepdim): TVM lacks amax, amin, and prod along an axis."""
@@ -183,12 +185,21 @@ def _resize(method: str) -> Callable:
         scales = scales[0] if node.target._overloadname == "vec" else scales
         given = not corners and bool(scales) and None not in scales
         if is_nearest and is_dynamic:
-            for axis, (size, length) in enumerate(zip(before, after, strict=True), 2):
-                x = _nearest(c, x, axis, size, length, scales[axis - 2] if given else None)
+            for axis in range(len(before)):
+                x = _nearest(c, x, axis, before, after, scales[axis] if given else None)
             return x
-        if not given:
-            scales = [m / n for n, m in zip(before, after, strict=True)]
-        whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
+        # PyTorch ignores the scale of an axis that keeps its size, or doubles it; of pixels in small images.
+        if filter_ == "linear" or antialias:
+            ratios = (1,)
+        else:
+            ratios = (1, 2) if is_nearest and len(before) == 2 and sum(after) <= _SMALL else ()
+        sizes = list(zip(before, after, strict=True))
+        own = scales if given else [None] * len(sizes)
+        scales = [
+            m / n if scale is None or m in [n * ratio for ratio in ratios] else scale
+            for (n, m), scale in zip(sizes, own, strict=True)
+        ]
+        whole = not given or all(n * scale == m for (n, m), scale in zip(sizes, scales, strict=True))
         is_row = len(before) == 1 and is_dynamic
         # TVM's converts to float32.
         is_exact = dtype in (torch.float32, torch.float16, torch.bfloat16) or is_dynamic
@@ -221,16 +232,25 @@ def _resize(method: str) -> Callable:
     return convert
 
 
-def _nearest(c: Call, x: relax.Var, axis: int, size: int, length: int, scale: float | None) -> relax.Var:
+def _nearest(c: Call, x: relax.Var, axis: int, before: tuple, after: tuple, scale: float | None) -> relax.Var:
     """Resize a dynamic axis to the pixels that PyTorch takes, computing in the graph what `_resize` does."""
-    positions = R.astype(R.arange(0, length, 1, "int64"), "float32")
-    if scale is None:
-        whole, part = (R.astype(relax.const(n, "int64"), "float32") for n in (size, length))
-        ratio = R.divide(whole, part)
-    else:
-        ratio = relax.const(1 / scale, "float32")
+
+    def number(value):
+        return relax.const(value, "int64")
+
+    size, length = number(before[axis]), number(after[axis])
+    positions = R.astype(R.arange(0, after[axis], 1, "int64"), "float32")
+    ratio = R.divide(R.astype(size, "float32"), R.astype(length, "float32"))
+    if scale is not None:
+        own = relax.const(1 / scale, "float32")
+        if len(before) == 2:
+            is_small = R.less_equal(R.add(number(after[0]), number(after[1])), number(_SMALL))
+            is_kept = R.logical_or(R.equal(size, length), R.equal(R.add(size, size), length))
+            ratio = R.where(R.logical_and(is_small, is_kept), ratio, own)
+        else:
+            ratio = own
     positions = R.astype(R.floor(R.multiply(positions, ratio)), "int64")
-    return c.emit(R.take(x, positions, axis, mode="clip"))
+    return c.emit(R.take(x, positions, axis + 2, mode="clip"))
 
 
 def _grid_sample(c: Call) -> relax.Expr:
