@@ -170,6 +170,30 @@ def test_scatters_by_an_index_smaller_than_the_data(rng, opset):
     agree(model_of(feed, "", nodes, opset), feed, terms=1)
 
 
+FAR_BELOW = [-120.0, -95.0, -20.0, -17.0, -3.0, -1e-3, -1e-9, -0.0, 1e-9, 0.1, 5.0, 20.0, 95.0, np.inf]
+FUNCTIONS = {
+    "Softplus(x)": F.softplus,
+    "Mish(x)": F.mish,
+    "Elu<alpha = 0.5>(x)": lambda x: F.elu(x, 0.5),
+    "Selu(x)": F.selu,
+    "Celu<alpha = 2.0>(x)": lambda x: F.celu(x, 2.0),
+}
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_functions_far_below_0_and_near_it(level):
+    """Each number has a tolerance of its own: none is lost in a sum with 1."""
+    for dtype in ("float32", "float64", "float16"):
+        x = np.array(FAR_BELOW, dtype)
+        chosen = [node for node in FUNCTIONS if dtype == "float32" or node[0] in "SE"]
+        nodes = [f"y{n} = {node} | y{n} {KINDS.get(dtype, dtype)} 1" for n, node in enumerate(chosen)]
+        results = build(*from_onnx(model_of({"x": x}, "", nodes, 18)), opt_level=level)(x)
+        for node, got in zip(chosen, results if len(chosen) > 1 else [results], strict=True):
+            wanted = FUNCTIONS[node](torch.from_numpy(x.astype("float64"))).numpy()
+            size = np.maximum(np.abs(wanted), np.finfo(dtype).tiny)
+            close(got, wanted, terms=64 if dtype == "float64" else 16, scale=size)
+
+
 def test_variances_of_numbers_far_from_0(rng):
     x = rng.random((2, 3, 40, 50)).astype("float32") * 2 + 100
     feed = {"x": x, "scale": np.array([1, 2, 3], "float32"), "bias": np.array([3, 2, 1], "float32")}

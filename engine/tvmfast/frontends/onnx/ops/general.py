@@ -17,7 +17,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 from ....core.relax import constant_array
 from ....kernels import linalg
 from ...context import shape_of
-from ...ops.common import of_whole_regions, regions
+from ...ops.common import expm1_below_1, of_whole_regions, regions, softplus
 from .node import Node, converts
 
 _EXACT = 1 << 53  # up to it float64 represents each integer exactly
@@ -67,12 +67,15 @@ def _mean_variance_normalization(n: Node):
 
 @converts("Elu", "Selu")
 def _elu(n: Node):
-    """Convert all float dtypes; TVM converts float32 only."""
-    if n.dtype == "float32":
-        return n.tvm_converter()
+    """Convert all float dtypes, TVM float32 only, which loses small numbers below 0."""
     alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
-    below = R.multiply(n.const(n.get("alpha", alpha)), R.subtract(R.exp(n.x), n.const(1)))
+    below = expm1_below_1(n.builder, n.emit(R.minimum(n.x, n.const(0))))
+    below = R.multiply(n.const(n.get("alpha", alpha)), below)
     return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
+
+
+converts("Softplus")(lambda n: softplus(n.builder, n.x))
+converts("Mish")(lambda n: R.multiply(n.x, R.tanh(softplus(n.builder, n.x))))
 
 
 @converts("Clip")
