@@ -226,6 +226,7 @@ SHAPES = {
                               lambda: T("x").scatter(2, torch.from_numpy(FEW), 9.0)),
     "argmax: of the least": (lambda v: relay.argmax(relay.zeros((3, 4), "uint8"), axis=1),
                              lambda: np.zeros(3, "int32")),
+    "cast: out of range": (lambda v: relay.cast(v.m * relay.const(300.0), "uint8"), lambda: (T("m") * 300).byte()),
     "one_hot": (lambda v: relay.one_hot(v.index, relay.const(2.0), relay.const(-1.0), 4, -1, "float32"),
                 lambda: np.where(np.eye(4)[A.index] > 0, 2, -1).astype("float32")),
     "topk": (lambda v: relay.topk(v.m, k=2, axis=1),

@@ -216,6 +216,22 @@ def test_norms_are_of_two_passes(function, shape):
     assert "one_thread" not in set(tvmfast.build(mod, params, TARGET).kernels.family)
 
 
+def test_places_and_casts_are_the_cpus():
+    """By an index smaller than the data, in rows of the least alone, and out of range."""
+
+    def function(x):
+        parts = x.scatter_add(1, (x[:3, :4, :5] > 0).long(), x[:3, :4, :5]), (x > 9).byte().argmax(1), (x * 300).byte()
+        return *parts, x.scatter_reduce(0, (x[1:, :2] > 0).long(), x[1:, :2], "amax", include_self=False)
+
+    x = torch.randint(-3, 4, (4, 6, 70), generator=torch.Generator().manual_seed(0)).float()
+    mod, params = tvmfast.from_pytorch(Function(function).eval(), {"x": x.shape})
+    for got, wanted in zip(run_emulated(mod, params, x.numpy()), function(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+    families = tvmfast.build(mod, params, TARGET).kernels.family
+    assert "one_thread" not in set(families)
+    assert [families[name] for name in families.index if "scatter" in name] == ["by_hand"] * 3
+
+
 def test_integers_divided_by_zero_are_zero():
     class Parts(nn.Module):
         def forward(self, x, y):

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
-from ...core.relax import constant_array, known_shape, on_each_function, static_shape
+from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
 from ..schedule.parallel import share_loops
 
 # ---------------------------------------------------------------- kernels, when they are lowered
@@ -357,11 +357,33 @@ def _index_of_extreme(bb, call):
     return bb.call_te(compute, call.args[0], primfunc_name_hint=function.__name__)
 
 
+def _converted(bb, call):
+    """Convert floats to narrow integers as `cast_array` does; LLVM's vectors differ from scalars there."""
+    (x,), dtype = call.args, str(call.ty.dtype)
+    between = integers_between(str(x.ty.dtype), dtype)
+    if between is None:
+        return default(bb, call)
+
+    def convert(value):
+        number = value.astype(between).astype(dtype)
+        if dtype != "uint64":
+            return number
+        value = value.astype("float64")
+        upper = (value - 2.0**63).astype(between).astype(dtype) ^ (tirx.const(1, dtype) << 63)
+        return tirx.Select(value >= 2.0**63, upper, number)
+
+    def compute(x):
+        return te.compute(x.shape, lambda *at: convert(x[at]), "cast")
+
+    return bb.call_te(compute, x, primfunc_name_hint="cast")
+
+
 # Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
 OF_CONSTANTS = {
     **dict.fromkeys(("relax.add", "relax.subtract", "relax.multiply", "relax.divide"), _with_zero),
     **dict.fromkeys(("relax.full", "relax.full_like"), _filled),
     **dict.fromkeys(("relax.argmax", "relax.argmin"), _index_of_extreme),
+    "relax.astype": _converted,
 }
 
 

@@ -14,7 +14,7 @@ from tvm import relax, te, tirx
 from tvm.relax import op as R
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
-from ....core.relax import constant_array
+from ....core.relax import cast_array, constant_array
 from ....kernels import linalg
 from ...context import shape_of
 from ...ops.common import expm1_below_1, of_whole_regions, regions, softplus
@@ -76,6 +76,17 @@ def _elu(n: Node):
 
 converts("Softplus")(lambda n: softplus(n.builder, n.x))
 converts("Mish")(lambda n: R.multiply(n.x, R.tanh(softplus(n.builder, n.x))))
+
+
+@converts("Cast")
+def _cast(n: Node):
+    """Cast floats to integers as `integers_between` describes; TVM takes infinities and NaN for 0."""
+    dtype = str(get_type(n.get("to")))
+    is_number = isinstance(n.inputs[0].ty, relax.TensorType) and n.dtype.startswith(("float", "bfloat"))
+    if not is_number or dtype.lstrip("u") not in ("int8", "int16", "int32", "int64"):
+        return n.tvm_converter()
+    array = constant_array(n.x)
+    return R.astype(n.x, dtype) if array is None else n.const(cast_array(array, dtype))
 
 
 @converts("Clip")
