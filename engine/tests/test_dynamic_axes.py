@@ -220,6 +220,32 @@ def test_upsampling(rng):
         agree(lib, net, rng.standard_normal((1, 2, height, 5)).astype("float32"))
 
 
+def test_upsampling_by_a_factor_that_leaves_the_other_axis_as_it_is(rng):
+    modes = ("nearest", "bilinear")
+    net = Function(lambda x: tuple(F.interpolate(x, scale_factor=(2.0, 1.3), mode=mode) for mode in modes))
+    lib = compiled(net, {"x": (1, 2, "height", 3)})
+    for height in (1, 62, 63):  # PyTorch has the nearest pixels of an image above 128 in another way
+        x = rng.standard_normal((1, 2, height, 3)).astype("float32")
+        close(lib(x), net(torch.from_numpy(x)), terms=4, rounded=True)
+
+
+def test_scatters_by_an_index_smaller_than_dynamic_data(rng):
+    net = Function(lambda x, index: (x.scatter_add(2, index, index.float()), x.scatter(0, index[:, :, :2], 5.0)))
+    lib = compiled(net, {"x": (tvmfast.Dim("n", 2), "m", 2), "index": ((2, 1, 3), "int64")})
+    for shape in ((2, 1, 2), (5, 3, 2)):
+        x, index = rng.standard_normal(shape).astype("float32"), rng.permuted(np.tile([0, 1, 1], (2, 1, 1)), axis=2)
+        for got, wanted in zip(lib(x, index), net(*map(torch.from_numpy, (x, index))), strict=True):
+            np.testing.assert_array_equal(got, wanted.numpy())
+
+
+def test_norms_by_the_statistics_of_the_batch_and_of_dynamic_rows(rng):
+    net = Function(lambda x, y: (F.batch_norm(x, None, None, training=True), F.layer_norm(x[:, 0], x.shape[3:], y, y)))
+    lib = compiled(net, {"x": ("batch", 6, "height", tvmfast.Dim("width", 2)), "y": ("width",)})
+    for shape in ((1, 6, 1, 2), (3, 6, 5, 37)):
+        x, y = (100 + rng.standard_normal(each).astype("float32") for each in (shape, shape[3:]))
+        close(lib(x, y), reference(net, x, y))
+
+
 def test_norms_of_groups_and_parts_of_channels(rng):
     torch.manual_seed(0)
     net = Function(lambda x: (net.norms(x), *x.chunk(2, 1), *x.split([1, 2, 3], 1), F.glu(x, 1)))

@@ -297,6 +297,33 @@ def test_operators():
         close(ours, reference(OPERATORS[name], x))
 
 
+SIZES = {"linear": (3,), "bilinear": (3, 10), "trilinear": (3, 2, 10), "bicubic": (3, 10), "nearest": (3, 10),
+         "nearest-exact": (3, 10), "area": (3, 10)}  # fmt: skip
+
+
+def test_images_resized_by_factors_that_leave_an_axis_as_it_is():
+    """PyTorch copies along such an axis, or not, by mode and size; and along one that a factor above 2 doubles."""
+    shapes = [(mode, (1, 2, *sizes)) for mode, sizes in SIZES.items()]
+    shapes += [("nearest", shape) for shape in ((1, 1, 3), (1, 4, 3, 120), (2, 1, 3, 3, 4))]
+    factors = (1.05, 1.3, 2.2, (1.3, 1.05, 1.7), (2.05, 1.3, 1.3))
+
+    def resized(*inputs):
+        for (mode, shape), x in zip(shapes, inputs, strict=True):
+            for factor in factors:
+                factor = factor if isinstance(factor, float) else factor[: len(shape) - 2]
+                yield F.interpolate(x, scale_factor=factor, mode=mode)
+                if mode.startswith("bi"):
+                    yield F.interpolate(x, scale_factor=factor, mode=mode, antialias=True)
+                    yield F.interpolate(x, scale_factor=factor, mode=mode, recompute_scale_factor=True)
+
+    inputs = [random(*shape) for _, shape in shapes]
+    network = apply(lambda *inputs: tuple(resized(*inputs)))
+    got = run(*from_pytorch(network, inputs), *(x.numpy() for x in inputs))
+    for number, (ours, theirs) in enumerate(zip(got, resized(*inputs), strict=True)):
+        assert ours.shape == theirs.shape, number
+        close(ours, theirs, terms=16, rounded=True)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
-from ...core.relax import constant_array, known_shape, on_each_function, static_shape
+from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
 from ..schedule.parallel import share_loops
 
 # ---------------------------------------------------------------- kernels, when they are lowered
@@ -264,11 +264,7 @@ def _remainder(node):
 
 def legalizations() -> dict:
     """Return replacements for those legalizations of TVM that lose a value, by operator name."""
-    return {
-        **dict.fromkeys(("relax.max", "relax.min", *_MAX_POOLS), _from_infinity),
-        "relax.argmax": _index_of_extreme,
-        "relax.argmin": _index_of_extreme,
-    }
+    return dict.fromkeys(("relax.max", "relax.min", *_MAX_POOLS), _from_infinity)
 
 
 _MAX_POOLS = ("relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d")
@@ -342,24 +338,53 @@ def _filled(bb, call):
     return bb.call_te(compute, shape, primfunc_name_hint="full")
 
 
+def _index_of_extreme(bb, call):
+    """Return the index of the first NaN, else of the first extreme; TVM skips NaNs and infinities.
+
+    Of integers that are all the dtype's own extreme, from which it starts, TVM returns its start: -1.
+    """
+    function = getattr(topi, call.op.name.rpartition(".")[2])
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    is_float = _is_float(call.args[0])
+
+    def compute(x):
+        x = _keys(x, nan_is_largest=function is topi.argmax) if is_float else x
+        found = function(x, axis, bool(call.attrs.keepdims))
+        if is_float:
+            return found
+        return te.compute(found.shape, lambda *at: te.max(found[at], tirx.const(0, found.dtype)), "found")
+
+    return bb.call_te(compute, call.args[0], primfunc_name_hint=function.__name__)
+
+
+def _converted(bb, call):
+    """Convert floats to narrow integers as `cast_array` does; LLVM's vectors differ from scalars there."""
+    (x,), dtype = call.args, str(call.ty.dtype)
+    between = integers_between(str(x.ty.dtype), dtype)
+    if between is None:
+        return default(bb, call)
+
+    def convert(value):
+        number = value.astype(between).astype(dtype)
+        if dtype != "uint64":
+            return number
+        value = value.astype("float64")
+        upper = (value - 2.0**63).astype(between).astype(dtype) ^ (tirx.const(1, dtype) << 63)
+        return tirx.Select(value >= 2.0**63, upper, number)
+
+    def compute(x):
+        return te.compute(x.shape, lambda *at: convert(x[at]), "cast")
+
+    return bb.call_te(compute, x, primfunc_name_hint="cast")
+
+
 # Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
 OF_CONSTANTS = {
     **dict.fromkeys(("relax.add", "relax.subtract", "relax.multiply", "relax.divide"), _with_zero),
     **dict.fromkeys(("relax.full", "relax.full_like"), _filled),
+    **dict.fromkeys(("relax.argmax", "relax.argmin"), _index_of_extreme),
+    "relax.astype": _converted,
 }
-
-
-def _index_of_extreme(bb, call):
-    """Return the index of the first NaN, else of the first extreme; TVM skips NaNs and infinities."""
-    if not _is_float(call.args[0]):
-        return default(bb, call)
-    function = getattr(topi, call.op.name.rpartition(".")[2])
-    axis = None if call.attrs.axis is None else int(call.attrs.axis)
-
-    def compute(x):
-        return function(_keys(x, nan_is_largest=function is topi.argmax), axis, bool(call.attrs.keepdims))
-
-    return bb.call_te(compute, call.args[0], primfunc_name_hint=function.__name__)
 
 
 # ---------------------------------------------------------------- orders

@@ -53,7 +53,7 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 # Operators that ONNX defines with others, and that TVM's frontend knows as Microsoft's only, or gets wrong.
-_WRONG = {"Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization", "RMSNormalization"}
+_WRONG = {"Attention", "DynamicQuantizeLinear", "RMSNormalization"}
 
 
 @functools.cache
@@ -74,6 +74,9 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     The definition depends on types, which are inferred first; weights count as inputs, which have types.
     """
     version, counts = opset_of(proto, 1), None
+    for node in _all_nodes(proto.graph):
+        if node.op_type == "MeanVarianceNormalization":  # onnx infers no shape of it without its axes
+            _with_defaults(node, version)
     while nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]:
         before, counts = counts, Counter(node.op_type for node in nodes)
         if counts == before:  # in some opsets ONNX has no definition of an operator
