@@ -613,9 +613,8 @@ def test_comparisons_beyond_64_bits():
 
 def test_an_error_at_a_size_that_was_not_asked_for_says_so():
     model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 2, H, 8] x) => (float[1, 2, A, 6] y)
-            <float[2, 1, 3, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
-            y = Conv<group = 2>(x, w) }"""
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 2, H, 8] x) => (float[1, 2, A, 8] y)
+            <int64[8] pads = {0, 0, -2, 0, 0, 0, 0, 0}> { y = Pad (x, pads) }"""
     )
     with pytest.raises(ValueError, match=r"tried with H 1: .* Dim\('H', lower, upper\), or static dims"):
         tvmfast.from_onnx(model)
@@ -626,3 +625,45 @@ def test_a_length_of_1_may_be_another_network():
     net = Function(lambda x: x * 2 if x.shape[1] == 1 else x).eval()
     with pytest.raises(NotImplementedError, match=r"something else where 'n' is 1 .*use Dim\('n', 2\)"):
         tvmfast.from_pytorch(net, {"x": (1, "n")})
+
+
+def test_a_squeeze_that_may_drop_a_dynamic_axis():
+    net = Function(lambda x: x.squeeze()).eval()
+    with pytest.raises(NotImplementedError, match=r"squeeze\(\) drops axis 0, too, where n is 1: write squeeze\(1\)"):
+        tvmfast.from_pytorch(net, {"x": ("n", 1, 4)})
+    mod, _ = tvmfast.from_pytorch(net, {"x": (tvmfast.Dim("n", 2), 1, 4)})
+    assert str(mod["main"].ret_ty.shape) == "R.shape([n, 4])"
+
+
+@pytest.mark.parametrize("size", [100, 512])
+def test_a_table_of_positions_names_its_length(size):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(size, 4)
+            self.register_buffer("ids", torch.arange(size).unsqueeze(0))
+
+        def forward(self, x):
+            return x + self.table(self.ids[:, : x.shape[1]])
+
+    net = Positions().eval()
+    with pytest.raises((ValueError, NotImplementedError), match=rf"Dim\('length', 1, {size}\)"):
+        tvmfast.from_pytorch(net, {"x": (1, "length", 4)})
+    tvmfast.from_pytorch(net, {"x": (1, tvmfast.Dim("length", 1, size), 4)})
+
+
+def test_a_refusal_says_nothing_else(capfd):
+    net = Function(lambda x: x + torch.zeros(1, 64, 4)).eval()
+    with pytest.raises((ValueError, NotImplementedError)):
+        tvmfast.from_pytorch(net, {"x": (1, "length", 4)})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_tuple_of_inputs_may_be_empty(rng):
+    class Stateful(nn.Module):
+        def forward(self, x, *state):
+            return x * 2 if not state else x * 2 + state[0]
+
+    net, x = Stateful().eval(), rng.standard_normal((3, 4)).astype("float32")
+    np.testing.assert_array_equal(compiled(net, {"x": ("n", 4)})(x), 2 * x)
+    np.testing.assert_array_equal(compiled(net, {"x": ("n", 4), "h": ("n", 4)})(x, x), 2 * x + x)

@@ -340,7 +340,7 @@ def _guard_failures(
     first = baseline(specs, dims)
     examples = zeros([spec.at(first) for spec in specs])
     if isinstance(model, ExportedProgram):
-        model = model.module()
+        model = as_module(model)
     elif isinstance(model, SCRIPTED):
         model = unscript(model, examples)
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
@@ -351,7 +351,7 @@ def _guard_failures(
             {axis: export_dims[dim.name] for axis, dim in enumerate(spec.shape) if isinstance(dim, Dim)}
             for spec in specs
         )
-        if is_tuple:
+        if is_tuple and len(shapes) > kinds.index(inspect.Parameter.VAR_POSITIONAL):
             count = kinds.index(inspect.Parameter.VAR_POSITIONAL)
             shapes = (*shapes[:count], shapes[count:])
         with record_python_guards() as guards:
@@ -565,6 +565,28 @@ def _holds(left: str, relation: str, right: str, name: str, value: int | sympy.S
 def zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
     """Return an example of inputs with static dims."""
     return tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
+
+
+OF_PROGRAM = "tvmfast_program."  # the prefix of weights' names in what `as_module` makes of a program
+
+
+def as_module(program: ExportedProgram) -> torch.nn.Module:
+    """Return a program as a module that takes its inputs by position, also those that it has by name."""
+    module, spec = program.module(), program.call_spec.in_spec
+    args, kwargs = _pytree.tree_unflatten(range(spec.num_leaves), spec)
+    if not kwargs and args == tuple(range(spec.num_leaves)):
+        return module
+
+    class Flat(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(OF_PROGRAM.removesuffix("."), module)
+
+        def forward(self, *inputs):
+            args, kwargs = _pytree.tree_unflatten(inputs, spec)
+            return module(*args, **kwargs)
+
+    return Flat()
 
 
 def unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:

@@ -103,6 +103,13 @@ def _erfc(x: Tensor) -> Any:
     return torch.where(x.abs() < 0.5, 1 - torch.erf(x), torch.where(x < 0, 2 - tail, tail))
 
 
+def _rrelu(
+    x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training=False, generator=None
+) -> Any:
+    """Draw nothing in eval mode: the slope is the mean of both. The noise is the second result."""
+    return NotImplemented if training else (F.leaky_relu(x, (lower + upper) / 2), noise)
+
+
 # ---------------------------------------------------------------- what TVM computes differently
 
 
@@ -512,6 +519,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.signbit.default: _signbit,
     aten.copysign.Tensor: _copysign,
     aten.angle.default: _angle,
+    aten.rrelu_with_noise_functional.default: _rrelu,
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
     aten.addbmm.default: _addbmm,
