@@ -44,6 +44,7 @@ Public names that are replaced or read in an unusual way, which the test cannot 
     compiler/legalize/ieee754.py             TVM treats floats as real numbers: NaN is lost; a division by
                                              an integer of 0; LLVM's wrong x % 2^n
     compiler/legalize/group_norm.py          norms of groups of numbers far from 0 are NaN
+    compiler/legalize/long_sums.py           a sum has one accumulator, however long it is
     compiler/legalize/lower.py               corners aligned with a single row divide by 0
     compiler/schedule/apply.py               `Schedule` modifies a function that has no other reference
     compiler/schedule/rules/default.py       bfloat16 expressions that must not be inlined, or vectorized

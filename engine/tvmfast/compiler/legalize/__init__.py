@@ -8,4 +8,5 @@ conv_transpose   transposed convolutions, where a weight may be infinite or NaN
 dynamic_reshape  reshapes of dynamic shapes, which fuse as static ones do
 group_norm       norms of groups of channels
 ieee754          NaN, infinities, signed zeros and denormals, in kernels and in operators
+long_sums        sums of many addends, in blocks
 """
