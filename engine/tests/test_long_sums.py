@@ -41,6 +41,7 @@ def _pixels(*shape) -> torch.Tensor:
 
 
 WEIGHT, KERNEL = _uniform(3, LONG), _uniform(4, 512, 7, 7)
+HALVES = torch.ones(2, 5000, dtype=torch.float16)
 LINE, WINDOW = _uniform(4, 4096, 5), _uniform(3, 1, 90, 91)
 POINT, SQUARE = _uniform(20, 8192, 1, 1), _uniform(4, 2048, 3, 3)
 
@@ -181,6 +182,13 @@ def test_gpu():
     x, y = torch.full((2, LONG), 0.1), _uniform(LONG, 3)
     close(run_emulated(mod, params, x.numpy(), y.numpy()), function(x.double(), y.double()), _of_products(LONG))
     assert "_block" in tvmfast.build(mod, params, TARGET).source()
+
+
+def test_gpu_sums_halves_in_float32():
+    mod, params = tvmfast.from_pytorch(Function(lambda x: (x.sum(1), torch.softmax(x, 1))).eval(), {"x": HALVES})
+    sums, shares = run_emulated(mod, params, HALVES.numpy())
+    np.testing.assert_array_equal(sums, [5000, 5000])
+    close(shares, np.full((2, 5000), 1 / 5000), 4)
 
 
 # ---------------------------------------------------------------- kernels
