@@ -44,6 +44,7 @@ Public names that are replaced or read in an unusual way, which the test cannot 
     compiler/legalize/ieee754.py             TVM treats floats as real numbers: NaN is lost; a division by
                                              an integer of 0; LLVM's wrong x % 2^n; argmax of the least
                                              integers is -1; floats cast to narrow integers out of range
+    compiler/legalize/long_sums.py           a sum has one accumulator, however long it is
     compiler/legalize/norms.py               norms of numbers far from 0 have no digit, or are NaN
     compiler/legalize/scatter.py             an index that is smaller than the data scatters into other rows
     compiler/legalize/lower.py               corners aligned with a single row divide by 0

@@ -17,6 +17,7 @@ from tvm.tirx import compilation_pipeline
 
 from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
 from ..schedule.parallel import share_loops
+from . import long_sums
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -48,7 +49,7 @@ def _lowering() -> tuple:
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
     before = _on_each_kernel("OpaqueFloats", opaque)
     after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
-    return tvm.transform.Sequential([before, lower, after]), *finalize
+    return tvm.transform.Sequential([before, long_sums.add_in_blocks(), lower, after]), *finalize
 
 
 LOWERING = "tvmfast"  # TVM looks its pipelines up by name
