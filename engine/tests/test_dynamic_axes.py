@@ -424,10 +424,11 @@ def test_dims_are_arithmetic():
             lambda x: x * 2 if x.shape[1] % 8 == 0 and x.shape[1] > 20000 else x,
             "another specialization where it is 32768",
         ),
+        (lambda x: x * 2 if x.shape[1] > 12000 else x, "n <= 12000 may fail beyond 10,000, .*; give upper bounds"),
         (lambda x: x.repeat(1, 3, 1)[:, : x.shape[1] // 2 + 1], "'n' dynamic"),
         (lambda x: x.tile((x.shape[1], 1, 1)), "'n' dynamic|depends on it"),
     ],
-    ids=["equality", "multiples", "a multiple", "remainders", "large multiples", "quotient", "far", "half", "tile"],
+    ids=["equality", "multiples", "a multiple", "remainders", "large", "quotient", "far", "beyond", "half", "tile"],
 )
 def test_networks_that_depend_on_a_length(function, message):
     with pytest.raises(NotImplementedError, match=message):
