@@ -137,7 +137,7 @@ def diverge(
         )
     lib = compiled(mod, context)
     positions = x if isinstance(x, list | tuple) else [] if x is None or isinstance(x, Mapping) else [x]
-    given = lib.input_tensors(lib.bind(positions, x if isinstance(x, Mapping) else {}))
+    given = lib.input_tensors(lib.bind(tuple(positions), dict(x) if isinstance(x, Mapping) else {}))
     inputs = {spec.name: to_numpy(each) for spec, each in zip(lib.inputs, given, strict=True)}
     with pass_lock, context.target:
         if reference is None:
@@ -217,8 +217,9 @@ def _compared(
             if step in pairs:
                 eps, terms = max(map(graph.eps, chain)), sum(map(graph.terms, chain))
                 operators = dict.fromkeys(each.operator for each in chain if each.reads and each.operator)
+                got, moved = made[step]
                 yield dataclasses.replace(
-                    compare(*made[step], wanted[pairs[step]], terms, eps, beside.rounded),
+                    compare(got, moved, wanted[pairs[step]], terms, eps, beside.rounded),
                     name=step.var.name,
                     operator=" + ".join(operators) or step.operator,
                     reference=pairs[step] if isinstance(pairs[step], str) else "",
@@ -260,7 +261,7 @@ def _comparison(graph: Graph, inputs: Mapping[str, np.ndarray], lib: Compiled) -
     eps = max(map(graph.eps, graph.steps), default=0.0)
     moved = _run(lib, map(shifted, inputs.values()))
 
-    def compared(lib, wanted):
+    def compared(lib: Compiled, wanted: list[np.ndarray]) -> list[Value]:
         got = _run(lib, inputs.values())
         if len(got) != len(wanted):
             raise ValueError(f"mod: it has {len(got)} outputs, and the reference {len(wanted)}")
@@ -280,7 +281,7 @@ def _moved_by(mod: tvm.IRModule, context: Any, passes: list, inputs: Mapping, co
         modules.append(each(modules[-1]))
     wanted = _run(compiled(mod, plain), inputs.values())
 
-    def has_moved(number):
+    def has_moved(number: int) -> bool:
         return any(value.fault for value in compared(compiled(modules[number], plain), wanted))
 
     low, high = 0, len(passes)

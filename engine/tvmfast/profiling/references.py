@@ -52,7 +52,7 @@ def onnx_reference(model: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
     options.intra_op_num_threads = machine.usable_cores()
     options.log_severity_level = 3
 
-    def run(names):
+    def run(names: list[str]) -> list[np.ndarray]:
         proto = onnx.ModelProto()
         proto.CopyFrom(model)
         del proto.graph.output[:]
@@ -82,7 +82,7 @@ def mxnet_reference(symbol: Any, params: Any, inputs: Mapping[str, np.ndarray]) 
     known = {name: array.numpy() for name, array in arrays.items()} | dict(inputs)
     internals = symbol.get_internals()
 
-    def run(symbol):
+    def run(symbol: Any) -> list[np.ndarray]:
         shapes = {name: x.shape for name, x in inputs.items() if name in symbol.list_arguments()}
         with quiet_unfused():
             bound = symbol.simple_bind(mxnet.cpu(), grad_req="null", **shapes)
@@ -90,7 +90,7 @@ def mxnet_reference(symbol: Any, params: Any, inputs: Mapping[str, np.ndarray]) 
         bound.copy_params_from(given, given, allow_extra_params=True)
         return [each.asnumpy() for each in bound.forward(is_train=False)]
 
-    def read(names):
+    def read(names: list[str]) -> dict[str, np.ndarray]:
         found = run(mxnet.sym.Group([internals[name] for name in names])) if names else []
         return dict(zip(names, found, strict=True))
 

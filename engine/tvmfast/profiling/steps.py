@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,19 +143,19 @@ def _function(params: Sequence[relax.Var], body: relax.Expr, is_pure: bool) -> r
 
 @relax.expr_functor.mutator
 class _InFloat64(relax.PyExprMutator):
-    def visit_generic_const_(self, constant):
+    def visit_generic_const_(self, constant: Any) -> Any:
         if str(constant.ty.dtype) not in _WIDE:
             return constant
         return relax.const(constant.value.numpy().astype("float64"), "float64")
 
-    def visit_call_(self, call):
+    def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         if op_name(call).startswith("call_"):
             return call
         info = type(call.attrs).__tvm_ffi_type_info__ if call.attrs else None
         fields = {field.name: getattr(call.attrs, field.name) for field in info.fields} if info else {}
         changed = {name: _WIDE[str(value)] for name, value in fields.items() if str(value) in _WIDE}
-        attrs = tvm.ir.make_node(info.type_key, **{**fields, **changed}) if changed else call.attrs
+        attrs = tvm.ir.make_node(info.type_key, **{**fields, **changed}) if info and changed else call.attrs
         return relax.Call(call.op, call.args, attrs)  # whose type is inferred again
 
 
@@ -185,10 +185,10 @@ def matched(twin: Graph, graph: Graph, values: Mapping[str, str]) -> dict[Step, 
         values: By a variable of `twin`, the reference's name of its value.
     """
 
-    def name(step):  # "conv2d" of the operator nn.conv2d as of the kernel conv2d1
+    def name(step: Step) -> str:  # "conv2d" of the operator nn.conv2d as of the kernel conv2d1
         return step.operator.rpartition(".")[2].rstrip("0123456789")
 
-    def aligned(rows, columns, key, *others):
+    def aligned(rows: Sequence, columns: Sequence, key: Callable, *others: Callable) -> Iterator[tuple]:
         matcher = difflib.SequenceMatcher(None, [*map(key, rows)], [*map(key, columns)], autojunk=False)
         for tag, i, j, k, m in matcher.get_opcodes():
             if tag == "equal" or (not others and j - i == m - k):

@@ -31,15 +31,16 @@ class _Double(torch.fx.Interpreter):
 
     def __init__(self, graph: torch.fx.GraphModule, names: Collection[str]):
         super().__init__(graph)
-        self.names, self.found = names, {}
+        self.names = names
+        self.found: dict[str, np.ndarray] = {}
 
-    def run_node(self, node):
+    def run_node(self, node: torch.fx.Node) -> Any:
         value = super().run_node(node)
         if node.name in self.names:
             self.found[node.name] = value.numpy().copy()  # an operator may write to its argument
         return value
 
-    def call_function(self, target, args, kwargs):
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
         kwargs = {name: doubled(value) for name, value in kwargs.items()}
         return super().call_function(target, doubled(args), kwargs)
 
@@ -53,7 +54,7 @@ def torch_reference(model: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
     mod, _, recording = imported(from_pytorch, model, dict(inputs))
     program, arrays = recording.source, [torch.from_numpy(np.array(x)) for x in inputs.values()]
 
-    def read(names):
+    def read(names: list[str]) -> dict[str, np.ndarray]:
         given = iter(arrays)
         every = (
             next(given) if spec.kind is InputKind.USER_INPUT else program.state_dict[spec.target].detach()
@@ -64,7 +65,7 @@ def torch_reference(model: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
             run.run(*every, enable_io_processing=False)
         return run.found
 
-    def outputs():
+    def outputs() -> list[np.ndarray]:
         network = model.module() if isinstance(model, ExportedProgram) else model
         with torch.no_grad():
             result = network(*(x.clone() for x in arrays))

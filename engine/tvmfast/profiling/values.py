@@ -42,7 +42,9 @@ class Value:
     fault: str = ""
 
 
-def compare(got, moved, wanted, terms: float, eps: float, rounded: bool) -> Value:
+def compare(
+    got: np.ndarray, moved: np.ndarray, wanted: np.ndarray, terms: float, eps: float, rounded: bool
+) -> Value:
     """Compare an array with a reference's; `moved` is what it became when its inputs moved.
 
     `terms` and `eps` are those of `rounding.share`; `rounded` says that the reference is rounded too.
