@@ -105,5 +105,3 @@ def test_00_the_stored_times_are_what_the_text_says():
         *(order["order"] / order[f"order, {n}"] for n in ("vectorize", "parallel")),
     )
     assert list(gains) == sorted(gains, reverse=True)
-    plain, fused, built = stored_medians(answers["network-times"]).values()
-    assert fused > 0.9 * plain and built < fused / 10
