@@ -167,6 +167,7 @@ REDUCTIONS = {
     "argmin": (lambda v: relay.argmin(v.m, axis=0, keepdims=True), lambda: A.m.argmin(0)[None].astype("int32")),
 }
 
+FEW, NINES = np.zeros((2, 1, 1, 3), "int64"), np.full((2, 1, 1, 3), 9.0, "float32")
 SHAPES = {
     "reshape": (lambda v: relay.reshape(v.t, (4, -1)), lambda: A.t.reshape(4, -1)),
     "reshape: constant": (lambda v: relay.reshape(v.t, relay.const([4, 6])), lambda: A.t.reshape(4, 6)),
@@ -221,6 +222,11 @@ SHAPES = {
     "scatter_elements": (lambda v: relay.scatter_elements(v.m, v.columns, relay.strided_slice(v.n, [0, 0], [4, 2]), 1,
     "add"),
                          lambda: T("m").scatter_add(1, T("columns"), T("n")[:, :2])),
+    "scatter_elements: few": (lambda v: relay.scatter_elements(v.x, relay.const(FEW), relay.const(NINES), 2),
+                              lambda: T("x").scatter(2, torch.from_numpy(FEW), 9.0)),
+    "argmax: of the least": (lambda v: relay.argmax(relay.zeros((3, 4), "uint8"), axis=1),
+                             lambda: np.zeros(3, "int32")),
+    "cast: out of range": (lambda v: relay.cast(v.m * relay.const(300.0), "uint8"), lambda: (T("m") * 300).byte()),
     "one_hot": (lambda v: relay.one_hot(v.index, relay.const(2.0), relay.const(-1.0), 4, -1, "float32"),
                 lambda: np.where(np.eye(4)[A.index] > 0, 2, -1).astype("float32")),
     "topk": (lambda v: relay.topk(v.m, k=2, axis=1),

@@ -1,7 +1,11 @@
 """Machine code is made once for each kernel, cached, and never the wrong one."""
 
 import os
+import shutil
+import subprocess
+import sys
 import threading
+from types import SimpleNamespace
 
 import forked
 import numpy as np
@@ -113,20 +117,71 @@ def test_damaged_code_is_made_again(small, compiled, cache, damage):
     assert len(compiled) == 2 * count
 
 
-@pytest.mark.parametrize("lacks", ["compiler", "cache", "disk"])
+@pytest.mark.parametrize("lacks", ["compiler", "cache"])
 def test_without_a_compiler_or_a_cache_code_stays_in_memory(small, compiled, cache, monkeypatch, lacks):
     if lacks == "compiler":
         monkeypatch.setenv("PATH", "")
-    elif lacks == "cache":
-        monkeypatch.setenv("TVMNOTES_CACHE", f"{__file__}/none")
     else:
-
-        def full(*_args):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(codegen.Path, "replace", full)
+        monkeypatch.setenv("TVMNOTES_CACHE", f"{__file__}/none")
     check(tvmfast.build(small.mod, small.params), small)
     assert compiled and (not cache.exists() or not list(cache.iterdir()))
+
+
+def full(*_args, **_options):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("fails", ["mkdir", "write_bytes", "replace"])
+def test_a_full_disk_is_warned_of_once(small, compiled, cache, monkeypatch, fails):
+    monkeypatch.setattr(codegen.Path, fails, full)
+    with pytest.warns(UserWarning, match="the kernel cache is not used, as its disk is full: .*No space left") as said:
+        lib = tvmfast.build(small.mod, small.params)
+    monkeypatch.undo()
+    assert len(said) == 1 and compiled and (not cache.exists() or not list(cache.glob("*.o")))
+    check(lib, small)
+
+
+FULL = """
+import os, pathlib, warnings
+import torch, tvmfast
+cache = pathlib.Path(os.environ["TVMNOTES_CACHE"])
+(cache / "kernels").mkdir(mode=0o700)
+try:
+    with open(cache / "filled", "wb", 0) as file:
+        while file.write(bytes(64)):
+            pass
+except OSError:
+    pass
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    lib = tvmfast.build(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Softmax(1)).eval(), {"x": (2, 8)})
+lib.save(pathlib.Path("net"))
+print(lib(torch.ones(2, 8)).sum().round(), len([each for each in said if "its disk is full" in str(each.message)]))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="no namespaces here")
+def test_llvm_does_not_write_to_a_full_disk(tmp_path):
+    """It would end the process."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    own = ["unshare", "--map-root-user", "--mount"]
+    mounted = ["sh", "-c", 'mount -t tmpfs -o size=40k,mode=700 none "$0" && exec "$@"', str(disk)]
+    if subprocess.run([*own, *mounted, "true"], capture_output=True).returncode:
+        pytest.skip("no disk may be mounted here")
+    code = [sys.executable, "-W", "ignore", "-c", FULL]
+    env = {**os.environ, "TVMNOTES_CACHE": str(disk)}
+    done = subprocess.run([*own, *mounted, *code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2.0", "1"]
+
+
+def test_a_library_is_not_linked_on_a_full_disk(small, tmp_path, monkeypatch):
+    lib = tvmfast.build(small.mod, small.params)
+    monkeypatch.setattr(codegen.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    with pytest.raises(OSError, match="No space left on device, to link a library"):
+        lib.save(tmp_path / "net")
+    assert not (tmp_path / "net").exists()
 
 
 def test_the_cache_keeps_what_was_used_last(small, cache, monkeypatch):

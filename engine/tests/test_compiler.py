@@ -1,7 +1,9 @@
 """build: the results of PyTorch at every opt level and for every CPU of this kind, and errors at the door."""
 
+import os
 from collections import Counter
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -365,6 +367,20 @@ def test_a_shape_that_depends_on_data_is_refused():
         builder.emit_func_output(indices)
     with pytest.raises(ValueError, match="known only when it runs.*needs static shapes"):
         build(builder.get(), {})
+
+
+FEW_ROWS = """
+import torch, tvmfast
+net = torch.nn.Sequential(torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU()).eval()
+target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver2", "num-cores": 1}
+print(len(tvmfast.build(net, {"x": ("batch", 1, 32, 32)}, target, records=False).kernels))
+"""
+
+
+def test_a_remainder_of_a_number_that_llvm_knows(tmp_path):
+    """It ended the process, saying that a scalable size cannot be converted to a fixed one."""
+    done = forked.run("-W", "ignore", "-c", FEW_ROWS, env={**os.environ, "TVMNOTES_CACHE": str(tmp_path)})
+    assert done.returncode == 0 and int(done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("opt_level", [0, 3])

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import tvm
 import tvm_ffi
 from agreement import close, reference
 from emulated_gpu import TARGET, emulate, machine_code, run_emulated
+from testing import Function
 from torch import nn
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule
@@ -199,6 +201,37 @@ def test_norms_of_images_are_sums_by_blocks_and_elements_by_threads(norm):
     assert sums == ["reduction", "reduction"]
 
 
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: F.layer_norm(x, x.shape[-1:]), (5, 300)),
+        (lambda x: F.layer_norm(x, x.shape[-2:]), (3, 4, 24)),
+        (lambda x: F.batch_norm(x, None, None, training=True), (3, 5, 17, 9)),
+    ],
+)
+def test_norms_are_of_two_passes(function, shape):
+    x = 1000 + torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    mod, params = tvmfast.from_pytorch(Function(function).eval(), {"x": shape})
+    close(run_emulated(mod, params, x.numpy()), reference(function, x))
+    assert "one_thread" not in set(tvmfast.build(mod, params, TARGET).kernels.family)
+
+
+def test_places_and_casts_are_the_cpus():
+    """By an index smaller than the data, in rows of the least alone, and out of range."""
+
+    def function(x):
+        parts = x.scatter_add(1, (x[:3, :4, :5] > 0).long(), x[:3, :4, :5]), (x > 9).byte().argmax(1), (x * 300).byte()
+        return *parts, x.scatter_reduce(0, (x[1:, :2] > 0).long(), x[1:, :2], "amax", include_self=False)
+
+    x = torch.randint(-3, 4, (4, 6, 70), generator=torch.Generator().manual_seed(0)).float()
+    mod, params = tvmfast.from_pytorch(Function(function).eval(), {"x": x.shape})
+    for got, wanted in zip(run_emulated(mod, params, x.numpy()), function(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+    families = tvmfast.build(mod, params, TARGET).kernels.family
+    assert "one_thread" not in set(families)
+    assert [families[name] for name in families.index if "scatter" in name] == ["by_hand"] * 3
+
+
 def test_integers_divided_by_zero_are_zero():
     class Parts(nn.Module):
         def forward(self, x, y):
@@ -282,6 +315,7 @@ def test_tvms_sorts_come_with_their_threads():
         lambda x: x.index_add(0, torch.tensor([1, 1, 3]), x[:3]),
         lambda x: torch.sort(x, 0)[0],
         lambda x: x.scatter_add(1, x.long() * 0, x),
+        lambda x: x.scatter_add(1, x[:3].long() * 0, x),
     ],
 )
 def test_the_cpu_runs_no_loop_of_a_kernel_that_tvm_has_bound(function):

@@ -707,6 +707,34 @@ def test_inputs_that_do_not_fit_are_named(network):
         tvmfast.from_mxnet(symbol, 3, {"data": (1, 3, 6, 6)})
 
 
+def test_functions_far_below_0_and_near_it():
+    """Each number has a tolerance of its own: none is lost in a sum with 1."""
+    x = np.array([-95, -20, -3, -1e-3, -1e-9, 1e-9, 1e-3, 0.1, 3, 20, 80], "float32")
+    wide, small = x.astype("float64"), np.abs(x[3:7]).astype("float64") * np.sign(x[3:7])
+    below, (scale, alpha) = np.expm1(np.minimum(wide, 0)), (1.0507009873554805, 1.6732632423543772)
+    cases = [
+        (S.Activation(X, act_type="softrelu"), x, np.logaddexp(wide, 0)),
+        (S.expm1(X), x, np.expm1(wide)),
+        (S.log1p(X), x[3:], np.log1p(wide[3:])),
+        (S.LeakyReLU(X, act_type="elu", slope=0.3), x, np.where(wide > 0, wide, 0.3 * below)),
+        (S.LeakyReLU(X, act_type="selu"), x, scale * np.where(wide > 0, wide, alpha * below)),
+        (S.tanh(X), x[3:7], np.tanh(small)),
+    ]
+    for symbol, given, wanted in cases:
+        close(ours_of(symbol, {"x": given}, {})[0], wanted, terms=16, scale=np.maximum(np.abs(wanted), 1e-38))
+
+
+def test_norms_of_numbers_far_from_0():
+    x, axes = uniform(2, 4, 30, 40, low=100, high=102), {"gamma": np.ones(4, "float32"), "beta": np.zeros(4, "float32")}
+    symbols = [(S.InstanceNorm(X, S.var("gamma"), S.var("beta")), (2, 3)),
+               (S.LayerNorm(X, S.var("gamma"), S.var("beta"), axis=1), (1,))]  # fmt: skip
+    for symbol, over in symbols:
+        wide, epsilon = x.astype("float64"), 1e-3 if over == (2, 3) else 1e-5
+        spread = np.sqrt(wide.var(over, keepdims=True) + epsilon)
+        wanted = (wide - wide.mean(over, keepdims=True)) / spread
+        close(ours_of(symbol, {"x": x}, axes)[0], wanted, terms=30 * 40, scale=102 / spread.min())
+
+
 def test_every_way_to_name_a_network_gives_the_same(network, tmp_path):
     symbol, shapes, params = network
     arrays = {name: mx.nd.array(array) for name, array in params.items()}

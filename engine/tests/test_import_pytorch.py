@@ -15,7 +15,7 @@ from testing import Function, sampled
 from torch import nn
 from tvm import relax
 
-from tvmfast import from_pytorch
+from tvmfast import Dim, build, from_pytorch
 from tvmfast.frontends.pytorch.dynamic import unscript
 
 pytestmark = pytest.mark.filterwarnings(
@@ -190,6 +190,28 @@ def test_an_exported_program_brings_its_own_inputs():
     assert len(program.constants) == 3
 
 
+@pytest.mark.parametrize("batch", [3, "n"])
+def test_a_program_has_inputs_by_name_and_in_lists(batch):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, *, parts, scale):
+            return self.linear(x) * scale + parts[0] - 2 * parts[1]
+
+    network, n = seeded(Named()), torch.export.Dim("n", min=2, max=16)
+    x, first, second, scale = (random(3, 4) for _ in range(4))
+    named = {"parts": [first, second], "scale": scale}
+    axes = {"x": {0: n}, "parts": [{0: n}, {0: n}], "scale": {0: n}}
+    program = torch.export.export(network, (x,), named, dynamic_shapes=axes)
+    shape = (batch if batch == 3 else Dim("n", 2, 16), 4)
+    mod, params = from_pytorch(program, dict.fromkeys(("x", "first", "second", "scale"), shape))
+    assert list(params) == ["linear.weight", "linear.bias"]
+    ours = build(mod, params, opt_level=1)(x, first, second, scale)
+    np.testing.assert_allclose(ours, network(x, **named).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_several_inputs_in_order_one_of_them_int64():
     class Text(nn.Module):
         def __init__(self):
@@ -256,6 +278,7 @@ OPERATORS = {
     "elu": lambda x: F.elu(x, 0.5),
     "selu": F.selu,
     "celu": lambda x: F.celu(x, 2.0),
+    "rrelu": lambda x: F.rrelu(x, 0.1, 0.2),
     "select the last": lambda x: x[:, -1],
     "average pool": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
     "roll": lambda x: x.roll((1, -2, 9), (1, -1, 2)),
@@ -295,6 +318,33 @@ def test_operators():
     assert dtypes(got) == dtypes(network(x))
     for name, ours in zip(OPERATORS, got, strict=True):
         close(ours, reference(OPERATORS[name], x))
+
+
+SIZES = {"linear": (3,), "bilinear": (3, 10), "trilinear": (3, 2, 10), "bicubic": (3, 10), "nearest": (3, 10),
+         "nearest-exact": (3, 10), "area": (3, 10)}  # fmt: skip
+
+
+def test_images_resized_by_factors_that_leave_an_axis_as_it_is():
+    """PyTorch copies along such an axis, or not, by mode and size; and along one that a factor above 2 doubles."""
+    shapes = [(mode, (1, 2, *sizes)) for mode, sizes in SIZES.items()]
+    shapes += [("nearest", shape) for shape in ((1, 1, 3), (1, 4, 3, 120), (2, 1, 3, 3, 4))]
+    factors = (1.05, 1.3, 2.2, (1.3, 1.05, 1.7), (2.05, 1.3, 1.3))
+
+    def resized(*inputs):
+        for (mode, shape), x in zip(shapes, inputs, strict=True):
+            for factor in factors:
+                factor = factor if isinstance(factor, float) else factor[: len(shape) - 2]
+                yield F.interpolate(x, scale_factor=factor, mode=mode)
+                if mode.startswith("bi"):
+                    yield F.interpolate(x, scale_factor=factor, mode=mode, antialias=True)
+                    yield F.interpolate(x, scale_factor=factor, mode=mode, recompute_scale_factor=True)
+
+    inputs = [random(*shape) for _, shape in shapes]
+    network = apply(lambda *inputs: tuple(resized(*inputs)))
+    got = run(*from_pytorch(network, inputs), *(x.numpy() for x in inputs))
+    for number, (ours, theirs) in enumerate(zip(got, resized(*inputs), strict=True)):
+        assert ours.shape == theirs.shape, number
+        close(ours, theirs, terms=16, rounded=True)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,17 @@ GRAPHS = {
         { [huge] y = Expand (x, shape) }""",
     "Mul 'huge'.*" + HUGE: """g (float[4194304, 1] x, float[4194304] y) => (float[M, N] z)
         { [huge] z = Mul (x, y) }""",
+    "Range 'huge'.* GiB": """g (float[2] x) => (float[2] y)
+        <int64 start = {0}, int64 end = {1000000000000}, int64 step = {1}, int64[2] first = {0, 1}>
+        { [huge] c = Range (start, end, step) i = Gather (c, first) r = Cast<to = 1> (i) y = Add (x, r) }""",
+    "ConstantOfShape 'huge'.* GiB": """g (float[2] x) => (float[2] y)
+        <int64[1] size = {1099511627776}, int64[1] begin = {0}, int64[1] end = {2}>
+        { [huge] c = ConstantOfShape (size) s = Slice (c, begin, end) y = Add (x, s) }""",
+    "HannWindow.* GiB": """g (float[2] x) => (float[2] y) <int64 size = {1099511627776}>
+        { [huge] c = HannWindow (size) r = ReduceSum<keepdims = 0> (c) y = Add (x, r) }""",
+    "Range 'long'.* GiB, and a constant may have 1": """g (float[2] x) => (float[2] y)
+        <float start = {0}, float end = {300000000}, float step = {1}>
+        { [long] c = Range (start, end, step) r = ReduceMax (c) y = Add (x, r) }""",
     r"Pad 'short': its output 'y' would be of shape \(-3,\)": """g (float[2] x) => (float[N] y)
         <int64[2] pads = {0, -5}> { [short] y = Pad (x, pads) }""",
 }

@@ -5,6 +5,8 @@ one model, held against ONNX Runtime, or against ONNX's reference where that has
 import numpy as np
 import onnxruntime
 import pytest
+import torch
+import torch.nn.functional as F
 from agreement import close
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
@@ -144,6 +146,71 @@ def test_numbers(rng):
     weights += "int64[1] below = {-9}, int64[1] least = {-9223372036854775808}, int64[1] most = {9223372036854775807}, "
     weights += "int64[1] backwards = {-1}, int64[1] twice = {2}, int64[4] crops = {-5, 0, 4, 0}, int64[0] empty = {}>"
     agree(model_of(feed, weights, NUMBERS, 18), feed, terms=5)
+
+
+SCATTERED = [
+    "y0 = ScatterElements<axis = 2>(x, small, updates) | y0 float 3",
+    "y1 = ScatterElements<axis = -2>(x, small, updates) | y1 float 3",
+    'y2 = ScatterElements<axis = 0, reduction = "add">(x, small, updates) | y2 float 3',
+    'y3 = ScatterElements<axis = 2, reduction = "mul">(x, small, updates) | y3 float 3',
+    'y4 = ScatterElements<axis = 1, reduction = "max">(x, small, updates) | y4 float 3',
+    'y5 = ScatterElements<axis = 2, reduction = "min">(x, small, updates) | y5 float 3',
+    "y6 = GatherElements<axis = 2>(x, small) | y6 float 3",
+]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 16, 18])
+def test_scatters_by_an_index_smaller_than_the_data(rng, opset):
+    feed = {"x": rng.integers(-3, 4, (3, 3, 4)).astype("float32"), "small": rng.integers(-3, 3, (2, 1, 2))}
+    feed["updates"] = rng.integers(-3, 4, (2, 1, 2)).astype("float32")
+    feed["small"][..., 1] = (feed["small"][..., 0] + 1) % 3 - 3  # in each row another place
+    nodes = SCATTERED if opset >= 18 else [node for node in SCATTERED if "reduction" not in node]
+    if opset == 9:
+        nodes = [node.replace("ScatterElements", "Scatter").replace("-2", "1") for node in nodes[:2]]
+    agree(model_of(feed, "", nodes, opset), feed, terms=1)
+
+
+FAR_BELOW = [-120.0, -95.0, -20.0, -17.0, -3.0, -1e-3, -1e-9, -0.0, 1e-9, 0.1, 5.0, 20.0, 95.0, np.inf]
+FUNCTIONS = {
+    "Softplus(x)": F.softplus,
+    "Mish(x)": F.mish,
+    "Elu<alpha = 0.5>(x)": lambda x: F.elu(x, 0.5),
+    "Selu(x)": F.selu,
+    "Celu<alpha = 2.0>(x)": lambda x: F.celu(x, 2.0),
+}
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_functions_far_below_0_and_near_it(level):
+    """Each number has a tolerance of its own: none is lost in a sum with 1."""
+    for dtype in ("float32", "float64", "float16"):
+        x = np.array(FAR_BELOW, dtype)
+        chosen = [node for node in FUNCTIONS if dtype == "float32" or node[0] in "SE"]
+        nodes = [f"y{n} = {node} | y{n} {KINDS.get(dtype, dtype)} 1" for n, node in enumerate(chosen)]
+        results = build(*from_onnx(model_of({"x": x}, "", nodes, 18)), opt_level=level)(x)
+        for node, got in zip(chosen, results if len(chosen) > 1 else [results], strict=True):
+            wanted = FUNCTIONS[node](torch.from_numpy(x.astype("float64"))).numpy()
+            size = np.maximum(np.abs(wanted), np.finfo(dtype).tiny)
+            close(got, wanted, terms=64 if dtype == "float64" else 16, scale=size)
+
+
+def test_variances_of_numbers_far_from_0(rng):
+    x = rng.random((2, 3, 40, 50)).astype("float32") * 2 + 100
+    feed = {"x": x, "scale": np.array([1, 2, 3], "float32"), "bias": np.array([3, 2, 1], "float32")}
+    nodes = ["y0 = InstanceNormalization(x, scale, bias) | y0 float 4",
+             "y1 = MeanVarianceNormalization(x) | y1 float 4",
+             "y2 = GroupNormalization<num_groups = 3>(x, scale, bias) | y2 float 4",
+             "y3 = LayerNormalization<axis = 2>(x, wide) | y3 float 4",
+             "y4 = MeanVarianceNormalization<axes = [1, 3]>(x) | y4 float 4"]  # fmt: skip
+    feed["wide"] = np.ones((40, 50), "float32")
+    doubled, scale, bias = (torch.from_numpy(feed[name]).double() for name in ("x", "scale", "bias"))
+    each = F.instance_norm(doubled, weight=scale, bias=bias)
+    parts = [(doubled - doubled.mean(axes, True)) / doubled.var(axes, correction=0, keepdim=True).sqrt()
+             for axes in ((0, 2, 3), (1, 3))]  # fmt: skip
+    wanted = each, parts[0], each, F.layer_norm(doubled, (40, 50)), parts[1]
+    for level in (0, 3):
+        results = build(*from_onnx(model_of(feed, "", nodes, 21)), opt_level=level)(*feed.values())
+        close(results, [part.numpy() for part in wanted], terms=2 * 40 * 50, scale=300)
 
 
 SIGNALS = [

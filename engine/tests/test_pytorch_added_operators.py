@@ -109,6 +109,45 @@ def test_operators_that_tvm_lacks(function, special, rng):
         close(got, theirs, terms=8, scale=np.maximum(np.abs(theirs), 4))
 
 
+# Of data, an index and the axis: smaller than the data along others, before it, after it, and on both sides.
+SCATTERED = [((2, 2, 2), (2, 1, 1), 2), ((3, 4, 5), (2, 3, 2), 1), ((3, 2, 4), (5, 1, 3), 0), ((4, 3), (4, 2), 1),
+             ((2, 3, 4, 3), (1, 3, 2, 2), 2), ((2, 3, 4), (2, 3, 2), -1)]  # fmt: skip
+
+
+def scatters(*inputs):
+    for (*_, axis), x, index, source in zip(SCATTERED, inputs[::3], inputs[1::3], inputs[2::3], strict=True):
+        yield from (x.scatter_add(axis, index, source), x.scatter(axis, index, 7.0), x.gather(axis, index[..., :1]))
+        for reduce in ("sum", "mean", "prod", "amax", "amin"):
+            yield from (x.scatter_reduce(axis, index, source, reduce, include_self=own) for own in (True, False))
+        yield from (x.scatter_add(axis, index[:0], source), x.long().scatter_reduce(axis, index, source.long(), "amax"))
+        # Which of several is written is open: each row's are the same.
+        yield x.scatter(axis, index, source.select(axis, 0).unsqueeze(axis).expand_as(source).contiguous())
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_scatters_by_an_index_smaller_than_the_data(level, rng):
+    """The source is larger than the index, too; whole numbers, of which sums and products are exact."""
+    inputs = []
+    for shape, sizes, axis in SCATTERED:
+        source = tuple(size + 1 for size in sizes)
+        inputs += [rng.integers(-3, 4, shape).astype("float32"), rng.integers(0, shape[axis], sizes)]
+        inputs += [rng.integers(-3, 4, source).astype("float32")]
+    inputs = [*map(torch.from_numpy, inputs)]
+    net = Function(lambda *xs: tuple(scatters(*xs))).eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, inputs), opt_level=level)
+    for number, (got, wanted) in enumerate(zip(lib(*inputs), scatters(*inputs), strict=True)):
+        np.testing.assert_array_equal(got, wanted.numpy(), str(number))
+
+
+def test_scatters_of_constants_are_folded_rightly():
+    index, source = torch.tensor([[[1]], [[0]]]), torch.tensor([[[1.0]], [[2.0]]])
+    function = Function(lambda x: x + torch.zeros(2, 2, 2).scatter(2, index, source))
+    for level in (2, 3):
+        lib = tvmfast.build(*tvmfast.from_pytorch(function.eval(), {"x": (2, 2, 2)}), opt_level=level)
+        assert len(lib.kernels) == 1
+        np.testing.assert_array_equal(lib(np.zeros((2, 2, 2), "float32")), function(torch.zeros(2, 2, 2)).numpy())
+
+
 def test_spreads_of_huge_and_tiny_numbers(compile_function):
     x = torch.tensor([[1e20, -1e20, 3e20], [1e-24, -2e-24, 5e-24], [3e38, 3e38, -3e38], [1e4, 10001, 10003]])
 

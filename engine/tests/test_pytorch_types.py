@@ -163,3 +163,14 @@ def test_what_tvm_computes_in_another_way(rng):
 def test_what_would_be_a_wrong_number_is_refused(function, x, words):
     with pytest.raises(NotImplementedError, match=words):
         tvmfast.from_pytorch(Function(function).eval(), [x])
+
+
+NORMS = [nn.GroupNorm(2, 4), nn.GroupNorm(2, 4, affine=False), nn.InstanceNorm2d(4, affine=True)]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=["groups", "groups, plain", "instance"])
+def test_norms_of_bfloat16(norm, rng):
+    """As PyTorch, in float32, rounded once."""
+    net, x = norm.bfloat16().eval(), torch.from_numpy(rng.standard_normal((1, 4, 3, 5))).bfloat16()
+    got = tvmfast.build(net, {"x": (x.shape, "bfloat16")}, opt_level=1)(x)
+    np.testing.assert_allclose(got.astype("float32"), net(x).detach().float(), rtol=2**-7, atol=2**-9)

@@ -364,8 +364,16 @@ def test_packed_sequences_are_refused_by_name():
             packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2]))
             return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0])[0]
 
+    class WithLengths(Packed):
+        def forward(self, x, lengths):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+            return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0])[0]
+
     with pytest.raises(NotImplementedError, match=r"pack_padded_sequence.*lengths"):
         tvmfast.from_pytorch(Packed().eval(), {"x": (4, 2, 3)})
+    for batch in (2, "n"):
+        with pytest.raises(NotImplementedError, match=r"pack_padded_sequence.*lengths"):
+            tvmfast.from_pytorch(WithLengths().eval(), {"x": (4, batch, 3), "lengths": ((batch,), "int64")})
 
 
 def test_on_a_gpu_each_step_has_kernels(rng):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from testing import QUICK, Function
 from torch import nn
 from torch.utils import _pytree as pytree
+from tvm import relax
 
 import tvmfast
 from tvmfast.compiler.schedule.rules import winograd
@@ -427,17 +428,77 @@ def test_norms_of_groups():
         close(lib(x.numpy()), reference(net, x).values, terms=x[0, 0].numel(), scale=largest)
 
 
+BY_THEIR_OWN = {  # norms, and shapes
+    "groups": (lambda x, w: F.group_norm(x, 2), [(2, 6, 5, 7), (1, 4, 9), (1, 2, 3, 5, 4), (5, 6)]),
+    "weighted groups": (lambda x, w: F.group_norm(x, 2, w, w), [(2, 6, 16, 7), (3, 6)]),
+    "images": (lambda x, w: F.instance_norm(x), [(2, 6, 5, 7), (1, 4, 9), (1, 2, 3, 5, 4)]),
+    "weighted images": (lambda x, w: F.instance_norm(x, weight=w), [(2, 6, 8, 8)]),
+    "batches": (lambda x, w: F.batch_norm(x, None, None, training=True), [(1, 6, 8, 8), (3, 6, 7, 5), (2, 6, 2, 3, 4)]),
+    "weighted batches": (lambda x, w: F.batch_norm(x, None, None, w, w, True), [(64, 6), (3, 6, 16), (4, 6, 4, 4)]),
+    "rows": (lambda x, w: F.layer_norm(x, x.shape[-1:]), [(3, 37), (6,), (2, 3, 768), (2, 1)]),
+    "images by themselves": (lambda x, w: F.layer_norm(x, x.shape[1:]), [(2, 5, 37), (2, 3, 4, 16), (1, 4, 64, 9)]),
+    "all": (lambda x, w: F.layer_norm(x, x.shape), [(24, 64), (3, 5, 7)]),
+    "spreads": (lambda x, w: (x.var(), x.std(1), x.var((0, -1), correction=0)), [(3, 5, 70)]),
+}
+
+
 @pytest.mark.parametrize("level", [0, 3])
-def test_norms_of_numbers_far_from_zero(level):
-    """TVM's own kernel leaves no digit of the variance, or a negative number."""
-    for shape in [(2, 6, 5, 7), (1, 4, 9), (1, 2, 3, 5, 4)]:
-        x = random_tensor(shape) + 10_000
+@pytest.mark.parametrize("name", BY_THEIR_OWN)
+def test_norms_of_numbers_far_from_zero(name, level):
+    """TVM's own kernels leave no digit of the variance, or a negative number."""
+    norm, shapes = BY_THEIR_OWN[name]
+    inputs = [part for shape in shapes for part in (random_tensor(shape) + 10_000, random_tensor((6,), seed=2))]
 
-        def net(x):
-            return F.group_norm(x, 2), F.instance_norm(x)
+    def net(*inputs):
+        parts = [norm(*pair) for pair in zip(inputs[::2], inputs[1::2], strict=True)]
+        return tuple(each for part in parts for each in (part if isinstance(part, tuple) else [part]))
 
-        lib = tvmfast.build(*tvmfast.from_pytorch(Function(net).eval(), {"x": shape}), opt_level=level)
-        close(lib(x.numpy()), reference(net, x).values, terms=x[0, 0].numel(), scale=float(x.max()))
+    lib = tvmfast.build(*tvmfast.from_pytorch(Function(net).eval(), inputs), opt_level=level)
+    terms = max(x.numel() for x in inputs)
+    close(lib(*(x.numpy() for x in inputs)), reference(net, *inputs).values, terms=terms, scale=10_000 * 3)
+
+
+@pytest.mark.parametrize(("level", "dtype"), [(0, "float32"), (3, "float32"), (0, "float64")])
+def test_norms_of_other_layouts(level, dtype):
+    """Of modules that no frontend makes: channels last, axes that are not the last ones, without weight or bias."""
+    x, weights = random_tensor((3, 4, 5, 6), dtype) + 100, {n: random_tensor((n,), dtype, n) for n in (4, 5, 6)}
+    weights["rows"] = random_tensor((3, 5), dtype)
+    names = {f"w{key}": weight for key, weight in weights.items()}
+    builder, variables = relax.BlockBuilder(), {"x": relax.Var("x", relax.TensorType(x.shape, dtype))}
+    variables |= {name: relax.Var(name, relax.TensorType(weight.shape, dtype)) for name, weight in names.items()}
+    v, pair = variables["x"], lambda name: [variables[name]] * 2
+    norm = relax.op.nn
+    norms = [
+        norm.layer_norm(v, *pair("wrows"), [0, 2]), norm.layer_norm(v, *pair("w4"), [1]),
+        norm.layer_norm(v, *pair("w6"), [3], center=False), norm.layer_norm(v, *pair("w6"), [3], scale=False),
+        norm.group_norm(v, *pair("w6"), 2, 3, [1, 2]), norm.group_norm(v, *pair("w4"), 2, 1, [2, 3], scale=False),
+        norm.instance_norm(v, *pair("w6"), 3, [1, 2]), norm.instance_norm(v, *pair("w5"), 2, [0, 1]),
+        norm.instance_norm(v, *pair("w4"), 1, [0, 2, 3], center=False),
+    ]  # fmt: skip
+    with builder.function("main", [*variables.values()]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.Tuple([builder.emit(each) for each in norms]))
+        builder.emit_func_output(out)
+    lib = tvmfast.build(builder.get(), {}, opt_level=level)
+    doubled, w = x.double(), {name: weight.double() for name, weight in names.items()}
+
+    def normed(axes, weight=1.0, bias=0.0, x=doubled):
+        return (x - x.mean(axes, True)) / (x.var(axes, correction=0, keepdim=True) + 1e-5).sqrt() * weight + bias
+
+    def along(name, axis):
+        return w[name].reshape([-1 if n == axis else 1 for n in range(4)])
+
+    rows = w["wrows"].reshape(3, 1, 5, 1)
+    grouped = normed((1, 2, 4), x=doubled.reshape(3, 4, 5, 2, 3)).reshape(x.shape)
+    paired = normed((2, 3, 4), x=doubled.reshape(3, 2, 2, 5, 6)).reshape(x.shape)
+    wanted = [
+        normed((0, 2), rows, rows), normed(1, along("w4", 1), along("w4", 1)), normed(3, along("w6", 3)),
+        normed(3, bias=along("w6", 3)), grouped * along("w6", 3) + along("w6", 3), paired + along("w4", 1),
+        normed((1, 2), along("w6", 3), along("w6", 3)), normed((0, 1), along("w5", 2), along("w5", 2)),
+        normed((0, 2, 3), along("w4", 1)),
+    ]  # fmt: skip
+    results = lib(x.numpy(), *(weight.numpy() for weight in names.values()))
+    close(results, [part.numpy() for part in wanted], terms=90, scale=300)
 
 
 def test_extremes_of_rows():

@@ -117,6 +117,18 @@ def test_wrong_options_are_errors(arguments, message):
 # ---------------------------------------------------------------- networks
 
 
+def test_operators_that_tvm_gets_wrong():
+    def function(x):
+        index = (x[:1, :, :2] > 0).long()
+        return (
+            *(F.interpolate(x[None, :, :3], scale_factor=1.3, mode=mode) for mode in ("nearest", "bilinear")),
+            *(F.interpolate(x, scale_factor=1.05, mode="linear"), F.batch_norm(x, None, None, training=True)),
+            *(x.scatter_add(1, index, x[:1, :, :2]), (x > 9).byte().argmax(1), (x.round() * 300).to(torch.int8)),
+        )
+
+    assert_same(function, torch.randn(4, 3, 10))
+
+
 @dataclass
 class Result:
     logits: torch.Tensor

@@ -90,6 +90,87 @@ def test_orders_of_short_whole_numbers(dtype, rng):
         np.testing.assert_array_equal(got, want, err_msg=str(number))
 
 
+WHOLE = ("int8", "uint8", "int16", "int32", "int64")
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_places_of_extremes_in_rows_of_the_least_and_the_greatest(level):
+    """The first place counts, also where the dtype has nothing less, or greater."""
+    bounds = {getattr(torch, name): (np.iinfo(name).min, np.iinfo(name).max) for name in WHOLE}
+    xs = [torch.tensor([[n, n, n], [m, m, m], [n, m, m]], dtype=dtype) for dtype, (n, m) in bounds.items()]
+    xs.append(torch.tensor([[False, False], [True, True], [False, True]]))
+
+    def places(*xs):
+        for x in xs[:-1]:
+            found = x.argmax(1, keepdim=True), x.argmin(1), x.argmax(0), x.argmax(), x.argmin(), x.amin(1).argmax()
+            yield from (*found, *x.max(1), *x.min(0), x.gather(1, found[0]))
+        yield (x := xs[-1].byte()).argmax(1), x.argmin(1), x.view(-1)[:2].argmax()
+
+    def net(*xs):
+        return tuple(part for each in places(*xs) for part in (each if isinstance(each, tuple) else [each]))
+
+    lib = tvmfast.build(*tvmfast.from_pytorch(Function(net).eval(), xs), opt_level=level)
+    for number, (got, wanted) in enumerate(zip(lib(*xs), net(*xs), strict=True)):
+        np.testing.assert_array_equal(got, wanted.numpy(), str(number))
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_places_of_extremes_in_onnx(op):
+    nodes = [f"{op}<axis = {axis}, select_last_index = {last}>(x)" for axis in (0, 1) for last in (0, 1)]
+    body = " ".join(f"y{at} = {node}" for at, node in enumerate(nodes))
+    outputs = ", ".join(f"int64[a{at}, b{at}] y{at}" for at in range(len(nodes)))
+    for dtype in ("int8", "uint8", "int32", "int64"):
+        info = np.iinfo(dtype)
+        x = np.array([[info.min] * 3, [info.max] * 3, [info.max, info.min, info.min]], dtype)
+        model = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 13]> g ({dtype}[3, 3] x) => ({outputs}) {{ {body} }}'
+        )
+        better = np.max if op == "ArgMax" else np.min
+        lib = tvmfast.build(*tvmfast.from_onnx(model), opt_level=0)
+        for node, got, (axis, last) in zip(nodes, lib(x), ((0, 0), (0, 1), (1, 0), (1, 1)), strict=True):
+            best = x == better(x, axis, keepdims=True)
+            first, size = np.argmax(np.flip(best, axis) if last else best, axis), x.shape[axis]
+            wanted = np.expand_dims(size - 1 - first if last else first, axis)
+            np.testing.assert_array_equal(got, wanted, node)
+
+
+# Also those that int32, and that int64, does not hold; the last ones lie between.
+FLOATS = (300.0, -200.0, 256.0, 382.5, -1.5, -0.5, 255.9, -129.0, 32768.0, 65537.0, 1e20, -1e20, np.nan, np.inf,
+          -np.inf, 3e9, -3e9, 5e9, 2.0**40 + 2.0**20, 2.0**63)  # fmt: skip
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_floats_out_of_range_of_whole_numbers(level):
+    """As PyTorch has them on x86, whatever the number of elements: 20 are vectors and a rest."""
+    dtypes = [getattr(torch, name) for name in (*WHOLE, "uint16")]
+    inputs = [torch.tensor(FLOATS, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    inputs += [inputs[0][:1].clone(), inputs[0].clamp(-6e4, 6e4).half()]
+    net = Function(lambda *xs: tuple((x * 1).to(dtype) for x in xs for dtype in dtypes)).eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, inputs), opt_level=level)
+    for number, (got, wanted) in enumerate(zip(lib(*inputs), net(*inputs), strict=True)):
+        np.testing.assert_array_equal(got, wanted.numpy(), str(number))
+
+
+def test_floats_out_of_range_in_onnx_and_among_constants():
+    """PyTorch and ONNX Runtime have two results for uint32, of vectors and of scalars; here it is the latter's."""
+    kinds = {"uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "uint32": 12, "uint64": 13}
+    body = " ".join(f"y{n} = Cast<to = {n}>(x) z{n} = Cast<to = {n}>(c)" for n in kinds.values())
+    outputs = ", ".join(f"{name}[{len(FLOATS)}] {each}{n}" for name, n in kinds.items() for each in "yz")
+    x = np.array(FLOATS, "float32")
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 19]> g (float[{len(x)}] x) => ({outputs}) '
+        f"<float[{len(x)}] c = {{{', '.join(['0'] * len(x))}}}> {{ {body} }}"
+    )
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(x, "c"))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results, theirs = tvmfast.build(*tvmfast.from_onnx(model))(x), session.run(None, {"x": x})
+    for name, got, folded, wanted in zip(kinds, results[::2], results[1::2], theirs[::2], strict=True):
+        if name == "uint32":
+            wanted = np.array([int(n) % 2**32 if abs(n) < 2**63 else 0 for n in FLOATS], "uint32")
+        np.testing.assert_array_equal(got, wanted, name)
+        np.testing.assert_array_equal(folded, wanted, name)
+
+
 def test_powers_of_whole_numbers_to_unknown_ones_are_refused():
     with pytest.raises(NotImplementedError, match=r"aten\.pow of torch\.int64 with exponents of torch\.int64"):
         tvmfast.from_pytorch(Function(lambda x: 2**x).eval(), [torch.arange(4)])

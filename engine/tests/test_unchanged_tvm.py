@@ -21,6 +21,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 X = np.array([-2.0, 0.0, 1.0, 0.5, 3.0], "float32").reshape(1, 1, 1, 5)
 ZERO, INFINITY = relax.const(0.0, "float32"), relax.const(np.inf, "float32")
+ROW, ZEROS = relax.const(X[0, 0, 0]), relax.const(np.zeros((1, 1, 1, 2), "float32"))
 ALIGNED = {"layout": "NCHW", "method": "linear", "coordinate_transformation_mode": "align_corners"}
 OPERATORS = {  # those that builds legalize in another way, with operands for which that matters
     "add": lambda x: relax.op.add(x, ZERO),
@@ -36,6 +37,10 @@ OPERATORS = {  # those that builds legalize in another way, with operands for wh
     "max_pool2d": lambda x: relax.op.nn.max_pool2d(x, (1, 2)),
     "power": lambda x: relax.op.power(x, relax.const(3.0, "float32")),
     "softmax": lambda x: relax.op.nn.softmax(x),
+    "astype": lambda x: relax.op.astype(x, "uint8"),
+    "layer_norm": lambda x: relax.op.nn.layer_norm(x, ROW, ROW, 3),
+    "instance_norm": lambda x: relax.op.nn.instance_norm(x, ROW, ROW, 3, [0, 1]),
+    "scatter_elements": lambda x: relax.op.scatter_elements(x, relax.const(np.zeros((1, 1, 1, 2), "int64")), ZEROS, 2),
 }
 with np.errstate(all="ignore"):
     ALL_INFINITE = np.full_like(X, np.inf)

@@ -2,9 +2,9 @@
 
 LLVM takes most of a build's time. Its result for a kernel is cached as an object file in the cache folder
 "kernels", under a hash of everything that it depends on: the kernel's TensorIR, the target, the pass context,
-TVM's version, this module, `ieee754` and `parallel`. A network that is built again, or differs in a few
-kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else may write to it,
-and the least recently used files make room for new ones; see core/kernel_cache.py.
+TVM's version, this module, `ieee754`, `long_sums` and `parallel`. A network that is built again, or differs
+in a few kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else may write
+to it, and the least recently used files make room for new ones; see core/kernel_cache.py.
 
 Kernels are compiled without the argument checks that TVM puts into each, two thirds of the code: `Compiled`
 checks the inputs, and the result of one kernel fits the next.
@@ -14,6 +14,7 @@ is generated in memory runs on TVM's threads.
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -33,12 +34,14 @@ from tvm import tirx
 
 from ..core import data, folders, kernel_cache, machine, renamed
 from ..runtime import pool
-from .legalize import ieee754
+from .legalize import ieee754, long_sums
 from .schedule import parallel
 
 _LOG = logging.getLogger(__name__)
 _POOL_OPTIONS = ("-O2", "-std=c++17", "-fPIC", "-pthread", "-c")
 _PART = re.compile(r"\w+-(\d+)-\d+\.part")  # an unfinished object, with the process that writes it
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk, or of what this user may have of it
+_LINKING = 1 << 24  # bytes that have to be free for what LLVM writes while a library is linked
 
 
 class Executable(tvm.relax.VMExecutable):
@@ -68,7 +71,12 @@ class Executable(tvm.relax.VMExecutable):
             return pool.open_library(file)
 
     def export_library(self, file_name: str, *, workspace_dir: str, cc: str | None = None):
-        """Link the library as TVM's method does, with the threads for its parallel loops."""
+        """Link the library as TVM's method does, with the threads for its parallel loops.
+
+        Raises OSError if the disk is full: LLVM would end the process.
+        """
+        if shutil.disk_usage(workspace_dir).free < _LINKING:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, to link a library", workspace_dir)
         compiler = cc or machine.cpp_compiler()
         threads = _threads(compiler, Path(workspace_dir))
         super().export_library(file_name, addons=[threads], workspace_dir=workspace_dir, cc=compiler)
@@ -114,6 +122,8 @@ def executable(mod: tvm.IRModule, target: tvm.target.Target, runs_here: bool) ->
             libraries = list(pool.map(_in_this_context(make), separate))
     if objects:
         kernel_cache.make_room(objects.folder)
+        if objects.refused:
+            _warn_of_full_disk(objects.refused)
     remaining = tvm.IRModule({var: func for var, func in functions.items() if var not in separate})
     remaining = remaining.with_attr("external_mods", libraries)
     lowering = ieee754.LOWERING
@@ -173,7 +183,9 @@ def _object_cache() -> "_Objects | None":
         reason = kernel_cache.distrust(folder)
         if not reason:
             return _Objects(folder)
-    except OSError:
+    except OSError as error:
+        if getattr(error.__cause__ or error, "errno", None) in _FULL:
+            _warn_of_full_disk(error.__cause__ or error)
         return None
     warnings.warn(
         f"the kernel cache is not used, as others could put code into it: {reason}. "
@@ -184,11 +196,40 @@ def _object_cache() -> "_Objects | None":
     return None
 
 
+def _warn_of_full_disk(error: BaseException) -> None:
+    warnings.warn(
+        f"the kernel cache is not used, as its disk is full: {error}. Builds compile every kernel anew. "
+        f"Free some space, or set {renamed.spelled('CACHE')} to a folder on another disk",
+        stacklevel=4,
+    )
+
+
+def _object_code(library) -> bytes:
+    """Return what LLVM generated as the content of an object file.
+
+    LLVM ends the process if it cannot write to a disk, so it writes to memory where the system has such
+    files.
+    """
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("tvmfast-kernel"), "rb") as file:
+            library.write_to_file(f"/proc/self/fd/{file.fileno()}", "o")
+            return file.read()
+    with folders.temporary("tvmfast-kernel-") as folder:
+        if shutil.disk_usage(folder).free < _LINKING:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        library.write_to_file(str(folder / "kernel.o"), "o")
+        return (folder / "kernel.o").read_bytes()
+
+
 class _Objects:
-    """Object files in a folder, by key; a file's name is its key and its content's SHA-256."""
+    """Object files in a folder, by key; a file's name is its key and its content's SHA-256.
+
+    `refused` is the error of a full disk, if it was.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.refused: OSError | None = None
         names = os.listdir(folder)
         self._files = {name.partition("-")[0]: name for name in names if name.endswith(".o")}
         for part in filter(None, map(_PART.fullmatch, names)):
@@ -215,7 +256,9 @@ class _Objects:
         try:
             write(part)
             return part.replace(self.folder / f"{key}-{data.checksum(part)}.o")
-        except (OSError, RuntimeError):
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, OSError) and error.errno in _FULL:
+                self.refused = error
             return None
         finally:
             part.unlink(missing_ok=True)
@@ -226,7 +269,7 @@ class _Objects:
 
     def keep(self, key: str, var, library):
         """Store what LLVM generated as an object and load that; return `library` if none can be stored."""
-        return self._load(self.put(key, lambda part: library.write_to_file(str(part), "o")), var) or library
+        return self._load(self.put(key, lambda part: part.write_bytes(_object_code(library))), var) or library
 
     def _load(self, file: Path | None, var):
         try:
@@ -249,6 +292,6 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    modules = sys.modules[__name__], ieee754, parallel
+    modules = sys.modules[__name__], ieee754, long_sums, parallel
     source = "".join(Path(module.__file__).read_text() for module in modules)
     return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

@@ -47,7 +47,6 @@ _OPERATORS = "tvmfast.operators"  # attribute of a module: what each kernel fuse
 def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
     simd, lookup = context.simd, context.lookup
-    half_sums = [(0, sums_in_float32())] if simd else []  # a GPU's tensor cores do so by themselves
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
     attention = [
@@ -63,7 +62,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (3, fold_batch_norm()),
         (0, t.DecomposeOpsForInference()),
         (0, t.ConvertToDataflow()),
-        *half_sums,
+        (0, sums_in_float32(products=simd is not None)),
         (0, decompose_functions()),
         (0, bools_as_bytes()),
         recurrent,

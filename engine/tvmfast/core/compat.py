@@ -42,8 +42,11 @@ Public names that are replaced or read in an unusual way, which the test cannot 
     compiler/codegen.py                      a module without kernels is linked through C; one thread compiles
     compiler/cuda/nms.py                     x & ((y & 1) - 1) of uint32 is simplified to 0
     compiler/legalize/ieee754.py             TVM treats floats as real numbers: NaN is lost; a division by
-                                             an integer of 0; LLVM's wrong x % 2^n
-    compiler/legalize/group_norm.py          norms of groups of numbers far from 0 are NaN
+                                             an integer of 0; LLVM's wrong x % 2^n; argmax of the least
+                                             integers is -1; floats cast to narrow integers out of range
+    compiler/legalize/long_sums.py           a sum has one accumulator, however long it is
+    compiler/legalize/norms.py               norms of numbers far from 0 have no digit, or are NaN
+    compiler/legalize/scatter.py             an index that is smaller than the data scatters into other rows
     compiler/legalize/lower.py               corners aligned with a single row divide by 0
     compiler/schedule/apply.py               `Schedule` modifies a function that has no other reference
     compiler/schedule/rules/default.py       bfloat16 expressions that must not be inlined, or vectorized

@@ -184,6 +184,35 @@ def constant_array(expr: Any) -> np.ndarray | None:
     return expr.value.numpy() if is_array else None
 
 
+def integers_between(source: str, dtype: str) -> str | None:
+    """Return the integers through which floats are cast to other ones, whose last bits remain; None if none.
+
+    A float that the integer does not hold is cast as by C on x86, as in PyTorch and ONNX Runtime: 300 to 44,
+    -1 to 255 and, where these integers do not hold it either, to 0 (to 2^63 from NaN to uint64). C leaves it
+    open: vectors and scalars differ, and so do those two for uint32. Casts to int32 and int64 are left as
+    they are: the least integer.
+    """
+    if not source.startswith(("float", "bfloat")):
+        return None
+    if dtype in ("uint32", "uint64") or (source, dtype) == ("float64", "uint8"):
+        return "int64"
+    return "int32" if dtype in ("int8", "uint8", "int16", "uint16") else None
+
+
+def cast_array(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return an array in a dtype, with the integers that a built network casts floats to."""
+    between = integers_between(str(array.dtype), dtype)
+    with np.errstate(all="ignore"):
+        if between is None:
+            return array.astype(dtype, copy=False)
+        if dtype != "uint64":
+            return array.astype(between).astype(dtype)
+        array = array.astype("float64")
+        upper = array >= 2.0**63
+        last_bits = np.where(upper, array - 2.0**63, array).astype(between).astype(dtype)
+        return np.where(upper, last_bits ^ np.uint64(1 << 63), last_bits)
+
+
 def array_key(array: tvm.runtime.Tensor) -> int:
     """Return a key that is equal for two handles of one array in memory."""
     return array.__hash__()

@@ -30,7 +30,7 @@ def open_library(file: Path) -> tuple[Any, bool]:
     """Open a shared library of kernels under a unique name.
 
     For the name of a library that is open already, the system's loader would return that one again, even if
-    the file has been replaced since.
+    the file has been replaced since. The library is closed with the last that uses its module.
 
     Returns:
         The module, and whether its loops run on the threads of `pool.cc`.
@@ -39,7 +39,8 @@ def open_library(file: Path) -> tuple[Any, bool]:
         link = folder / file.name
         link.symlink_to(file.resolve())
         # tvm.runtime.load_module would follow the link first.
-        module, own = import_tvm_ffi().load_module(str(link)), _adopt(str(link))
+        module = import_tvm_ffi().load_module(str(link), keep_module_alive=False)
+        own = _adopt(str(link))
     _log.debug("%s opened: its loops run on %s threads", file, "tvmfast's" if own else "TVM's")
     return module, own
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
@@ -148,7 +149,8 @@ def arguments(candidate: Candidate, device: tvm.runtime.Device) -> list[list[tvm
 
 def run(candidate: Candidate, path: str, evaluator: Any) -> list[float]:
     """Check and time a candidate, whose library is at `path`, on this machine; see `check_and_time`."""
-    return check_and_time(candidate, tvm.runtime.load_module(path), tvm.cpu(), evaluator)
+    library = tvm_ffi.load_module(path, keep_module_alive=False)  # TVM would keep that of each trial
+    return check_and_time(candidate, library, tvm.cpu(), evaluator)
 
 
 def check_and_time(

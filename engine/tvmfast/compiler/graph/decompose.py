@@ -89,5 +89,7 @@ def _norm(name, x, scale, shift=None, *, attrs):
     variance = R.mean(x * x, sorted(axes), True)
     result = R.reshape(x / R.sqrt(variance + relax.const(float(attrs.epsilon), "float64")), shape)
     dims = [dim if axis in weight_axes else 1 for axis, dim in enumerate(shape)]
-    result = result * R.reshape(scale, dims)
-    return result if shift is None else result + R.reshape(shift, dims)
+    if name == "relax.nn.rms_norm":
+        return result * R.reshape(scale, dims)
+    result = result * R.reshape(scale, dims) if attrs.scale else result
+    return result + R.reshape(shift, dims) if attrs.center else result

@@ -12,7 +12,15 @@ import tvm
 from tvm import relax
 
 from ...core import bounds_check
-from ...core.relax import constant_array, known_shape, on_each_function, op_name, shape_text, static_shape
+from ...core.relax import (
+    cast_array,
+    constant_array,
+    known_shape,
+    on_each_function,
+    op_name,
+    shape_text,
+    static_shape,
+)
 from ..legalize.lower import OF_CONSTANTS
 from .conv_call import match
 
@@ -24,10 +32,10 @@ _SAME_NAME = (
 _ELEMENTWISE = {
     **{name: getattr(np, name) for name in _SAME_NAME},
     "rsqrt": lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
-    "astype": lambda x: x,
 }
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
 _OTHERS = {
+    "astype": lambda call, x: cast_array(np.asarray(x), str(call.ty.dtype)),
     "permute_dims": lambda call, x: _transpose(x, call.attrs.axes),
     "broadcast_to": lambda call, x: np.broadcast_to(x, static_shape(call.ty)),
     "concat": lambda call, *xs: np.concatenate(xs, 0 if call.attrs.axis is None else int(call.attrs.axis)),

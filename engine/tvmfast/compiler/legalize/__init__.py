@@ -6,6 +6,8 @@ bools            booleans compared and reduced as bytes
 bounds_check     checks of indices, as kernels for a CPU
 conv_transpose   transposed convolutions, where a weight may be infinite or NaN
 dynamic_reshape  reshapes of dynamic shapes, which fuse as static ones do
-group_norm       norms of groups of channels
 ieee754          NaN, infinities, signed zeros and denormals, in kernels and in operators
+long_sums        sums of many addends, in blocks
+norms            group, instance and layer norms in two passes
+scatter          scatters by an index that is smaller than the data
 """

@@ -25,17 +25,26 @@ _FUNCTIONS = {f"relax.{name}" for name in (
 )}  # fmt: skip
 
 
-def sums_in_float32() -> tvm.transform.Pass:
-    """Make the pass; the result of an operator on halves keeps its dtype."""
-    return on_each_function("SumsInFloat32", _Widened)
+def sums_in_float32(products: bool = True) -> tvm.transform.Pass:
+    """Make the pass; the result of an operator on halves keeps its dtype.
+
+    Without `products` it leaves matrix products and convolutions to the tensor cores of a GPU.
+    """
+    served = {*_SCANS, *_FUNCTIONS}
+    served = served | {*_PRODUCTS} if products else served - {"relax.einsum"}
+    return on_each_function("SumsInFloat32", lambda: _Widened(served))
 
 
 @relax.expr_functor.mutator
 class _Widened(relax.PyExprMutator):
+    def __init__(self, served: set[str]):
+        super().__init__()
+        self.served = served
+
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name, dtype = getattr(call.op, "name", ""), str(getattr(call.ty, "dtype", ""))
-        if dtype not in _HALVES or not any(name in table for table in (_PRODUCTS, _SCANS, _FUNCTIONS)):
+        if dtype not in _HALVES or name not in self.served:
             return call
         args = [self._float32(arg) for arg in call.args]
         if name in _PRODUCTS:

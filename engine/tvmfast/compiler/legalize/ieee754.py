@@ -15,8 +15,9 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
-from ...core.relax import constant_array, known_shape, on_each_function, static_shape
+from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
 from ..schedule.parallel import share_loops
+from . import long_sums
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -48,7 +49,7 @@ def _lowering() -> tuple:
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
     before = _on_each_kernel("OpaqueFloats", opaque)
     after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
-    return tvm.transform.Sequential([before, lower, after]), *finalize
+    return tvm.transform.Sequential([before, long_sums.add_in_blocks(), lower, after]), *finalize
 
 
 LOWERING = "tvmfast"  # TVM looks its pipelines up by name
@@ -246,9 +247,9 @@ def _remainder(node):
     """Hide x from LLVM in x % 2^n.
 
     LLVM 22's loop vectorizer takes the last n bits of a loop counter for an n-bit counter that never wraps,
-    so that a kernel that repeats an array reads past its end. `umul_fix` by 1.0, here with one binary digit
-    after the point, is the identity and costs one multiplication. Remove it once `test_rows_that_repeat`
-    passes without it.
+    so that a kernel that repeats an array reads past its end. `smul_fix` by 1.0, here with one binary digit
+    after the point, is the identity and costs one multiplication. (`umul_fix` too, but LLVM does not fold
+    that of a constant, and ends the process.) Remove it once `test_rows_that_repeat` passes without it.
     """
     dtype, divisor = str(node.ty.dtype), node.b
     if not dtype.endswith(("32", "64")) or not isinstance(divisor, tirx.IntImm):
@@ -256,7 +257,7 @@ def _remainder(node):
     if divisor.value & (divisor.value - 1):
         return node
     one, digits = tirx.const(2, dtype), tirx.const(1, "int32")
-    return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.umul.fix", node.a, one, digits), divisor)
+    return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.smul.fix", node.a, one, digits), divisor)
 
 
 # ---------------------------------------------------------------- operators, as they become kernels
@@ -264,11 +265,7 @@ def _remainder(node):
 
 def legalizations() -> dict:
     """Return replacements for those legalizations of TVM that lose a value, by operator name."""
-    return {
-        **dict.fromkeys(("relax.max", "relax.min", *_MAX_POOLS), _from_infinity),
-        "relax.argmax": _index_of_extreme,
-        "relax.argmin": _index_of_extreme,
-    }
+    return dict.fromkeys(("relax.max", "relax.min", *_MAX_POOLS), _from_infinity)
 
 
 _MAX_POOLS = ("relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d")
@@ -342,24 +339,53 @@ def _filled(bb, call):
     return bb.call_te(compute, shape, primfunc_name_hint="full")
 
 
+def _index_of_extreme(bb, call):
+    """Return the index of the first NaN, else of the first extreme; TVM skips NaNs and infinities.
+
+    Of integers that are all the dtype's own extreme, from which it starts, TVM returns its start: -1.
+    """
+    function = getattr(topi, call.op.name.rpartition(".")[2])
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    is_float = _is_float(call.args[0])
+
+    def compute(x):
+        x = _keys(x, nan_is_largest=function is topi.argmax) if is_float else x
+        found = function(x, axis, bool(call.attrs.keepdims))
+        if is_float:
+            return found
+        return te.compute(found.shape, lambda *at: te.max(found[at], tirx.const(0, found.dtype)), "found")
+
+    return bb.call_te(compute, call.args[0], primfunc_name_hint=function.__name__)
+
+
+def _converted(bb, call):
+    """Convert floats to narrow integers as `cast_array` does; LLVM's vectors differ from scalars there."""
+    (x,), dtype = call.args, str(call.ty.dtype)
+    between = integers_between(str(x.ty.dtype), dtype)
+    if between is None:
+        return default(bb, call)
+
+    def convert(value):
+        number = value.astype(between).astype(dtype)
+        if dtype != "uint64":
+            return number
+        value = value.astype("float64")
+        upper = (value - 2.0**63).astype(between).astype(dtype) ^ (tirx.const(1, dtype) << 63)
+        return tirx.Select(value >= 2.0**63, upper, number)
+
+    def compute(x):
+        return te.compute(x.shape, lambda *at: convert(x[at]), "cast")
+
+    return bb.call_te(compute, x, primfunc_name_hint="cast")
+
+
 # Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
 OF_CONSTANTS = {
     **dict.fromkeys(("relax.add", "relax.subtract", "relax.multiply", "relax.divide"), _with_zero),
     **dict.fromkeys(("relax.full", "relax.full_like"), _filled),
+    **dict.fromkeys(("relax.argmax", "relax.argmin"), _index_of_extreme),
+    "relax.astype": _converted,
 }
-
-
-def _index_of_extreme(bb, call):
-    """Return the index of the first NaN, else of the first extreme; TVM skips NaNs and infinities."""
-    if not _is_float(call.args[0]):
-        return default(bb, call)
-    function = getattr(topi, call.op.name.rpartition(".")[2])
-    axis = None if call.attrs.axis is None else int(call.attrs.axis)
-
-    def compute(x):
-        return function(_keys(x, nan_is_largest=function is topi.argmax), axis, bool(call.attrs.keepdims))
-
-    return bb.call_te(compute, call.args[0], primfunc_name_hint=function.__name__)
 
 
 # ---------------------------------------------------------------- orders

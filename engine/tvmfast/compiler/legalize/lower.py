@@ -17,7 +17,7 @@ from ...kernels import dynamic, elementwise
 from ..schedule.rules import row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
-from . import conv_transpose, dynamic_reshape, group_norm, ieee754
+from . import conv_transpose, dynamic_reshape, ieee754, norms, scatter
 from .ieee754 import default
 
 _DYNAMIC_ROWS = 8  # rows of a product's workload, at least, if their number is dynamic
@@ -32,8 +32,9 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     """
     corrected = ieee754.legalizations() | OF_CONSTANTS
     corrected |= {"relax.power": _power, "relax.arange": _arange}
-    norm = partial(group_norm.legalize, for_gpu=v is None)
-    corrected |= dict.fromkeys(group_norm.OPERATORS, norm)
+    corrected[scatter.OPERATOR] = partial(scatter.legalize, for_gpu=v is None)
+    corrected |= dict.fromkeys(norms.OF_IMAGES, partial(norms.of_images, for_gpu=v is None))
+    corrected[norms.OF_ROWS] = partial(norms.of_rows, flat=v is None, for_gpu=v is None)
     corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:
@@ -43,10 +44,10 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     return corrected | {
         "relax.matmul": lambda bb, call: _matmul(bb, call, v, lookup),
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
-        "relax.nn.layer_norm": lambda bb, call: _layer_norm(bb, call, v),
+        norms.OF_ROWS: lambda bb, call: _layer_norm(bb, call, v),
         "relax.concat": _concat,
         **dict.fromkeys(row_reduction.EXTREMES, lambda bb, call: _extreme(bb, call, v)),
-        **dict.fromkeys(group_norm.OPERATORS, lambda bb, call: group_norm.legalize(bb, call, v.lanes)),
+        **dict.fromkeys(norms.OF_IMAGES, partial(norms.of_images, lanes=v.lanes)),
         "relax.reshape": dynamic_reshape.legalize,
     }
 
@@ -111,7 +112,13 @@ def _resize2d(bb, call):
 
 
 # Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
-OF_CONSTANTS = ieee754.OF_CONSTANTS | {"relax.image.resize2d": _resize2d}
+OF_CONSTANTS = {
+    **ieee754.OF_CONSTANTS,
+    "relax.image.resize2d": _resize2d,
+    scatter.OPERATOR: scatter.legalize,
+    **dict.fromkeys(norms.OF_IMAGES, norms.of_images),
+    norms.OF_ROWS: norms.of_rows,
+}
 
 
 def _arange(bb, call):
@@ -143,7 +150,7 @@ def _layer_norm(bb, call, v):
         shape and isinstance(shape[-1], int) and [int(a) % len(shape) for a in attrs.axes] == [len(shape) - 1]
     )
     if not last or str(call.ty.dtype) != "float32" or not (attrs.center and attrs.scale):
-        return default(bb, call)
+        return norms.of_rows(bb, call, flat=True)
     return _fusable(bb, "layer_norm", row_reduction.layer_norm, *call.args, float(attrs.epsilon), v.lanes)
 
 

@@ -16,7 +16,7 @@ from tvm.relax import op as R
 from ...core import bounds_check
 from ...core.dims import Dim, evaluate
 from ...core.errors import one_line
-from ...core.relax import constant_array, dim_to_str, op_name, shape_text
+from ...core.relax import constant_array, dim_to_str, op_name, shape_text, unwrap_ints
 from ...core.specs import TensorSpec
 from ...kernels.recurrent.cell import Cell
 from ...kernels.recurrent.emit import call as recurrent_call
@@ -31,8 +31,10 @@ _PERIOD = 1 << 16  # the longest period of a dim's floor divisions
 _PERIODS = 6  # compared: products of few dims would differ between them
 _DIVISORS = range(2, 9)  # of a known dim
 _EXTREME = re.compile(r"(max|min)\(")
+_SEARCHED = 1 << 14  # values of a dynamic dim, at most, at which two expressions are compared
 _NEAR = 512  # values of a dynamic dim, at most, at which two floor divisions are compared
 _MOST_FACTORS = 3  # of a product of known dims
+_POOLS = ("nn.max_pool", "nn.avg_pool")  # beginnings of operators' names
 
 
 class UnsupportedDynamism(Exception):
@@ -366,10 +368,22 @@ class GraphMerge(DimInference):
             is_other = dim is not None and not self._is_equal(dim, same)
             if is_other and any(var.same_as(same) for var in tirx.analysis.undefined_vars(dim)):
                 # TVM would replace the variable by the expression that has it, without end
-                raise UnsupportedDynamism(f"a dim is {dim}, and {same} at the probes")
+                raise UnsupportedDynamism(f"a dim is {dim}, and {same} at the probes{self._bound(dim, same)}")
             differ |= text is None or is_other
             dims.append(same)
         return builder.match_cast(var, relax.TensorType(dims, types[0].dtype)) if differ else var
+
+    def _bound(self, *exprs) -> str:
+        """Advise the upper bound of a dynamic dim up to which expressions of it alone are equal, if any."""
+        texts = [dim_to_str(expr) for expr in exprs]
+        names = {var.name for expr in exprs for var in tirx.analysis.undefined_vars(expr)}
+        if None in texts or len(names) != 1:
+            return ""
+        dim = self.dims[names.pop()]
+        tried = range(dim.lower, dim.lower + _SEARCHED)
+        differ = (n for n in tried if len({evaluate(text, {dim.name: n}) for text in texts}) > 1)
+        most = next(differ, dim.lower) - 1
+        return f"; use Dim({dim.name!r}, {dim.lower}, {most})" if most >= dim.lower else ""
 
     def _is_equal(self, a, b) -> bool:
         if isinstance(a, int) or isinstance(b, int):
@@ -446,13 +460,54 @@ class GraphMerge(DimInference):
                 raise UnsupportedDynamism(
                     f"{_name(first)} depends on it in another way than by the shape that it reads"
                 )
+        if _name(first).startswith(_POOLS) and first.attrs.ceil_mode and _differ_in_shape(calls):
+            return self._pool(calls)
         args = [self._expr(several) for several in zip_equal(call.args for call in calls)]
         types = [self._type(several) for several in zip_equal(call.ty_args for call in calls)]
+        if _name(first) == "squeeze":
+            return self._squeeze(args[0], first.attrs.axis)
         grouped = _name(first) in ("nn.group_norm", "nn.instance_norm")
         if grouped and not isinstance(args[0].ty.shape[1], tirx.IntImm):
             raise UnsupportedDynamism(f"{_name(first)} with dynamic channels")
         result = self._slice(*args) if _name(first) == "strided_slice" else None
         return tvm.ir.Call(first.op, args, first.attrs, types) if result is None else result
+
+    def _squeeze(self, x, axes):
+        """Squeeze the axes of one element alone: Relax would drop dynamic ones, too."""
+        dims = unwrap_ints(x.ty.shape)
+        chosen = range(len(dims)) if axes is None else [int(axis) % len(dims) for axis in axes]
+        alone = [axis for axis in chosen if isinstance(dims[axis], int) and dims[axis] == 1]
+        for axis in chosen:
+            if not isinstance(dims[axis], int) and not self._is_natural(dims[axis] - 2):
+                named = alone[0] if len(alone) == 1 else tuple(alone)
+                raise UnsupportedDynamism(
+                    f"squeeze() drops axis {axis}, too, where {dim_to_str(dims[axis])} is 1: write "
+                    f"{f'squeeze({named})' if alone else 'none'}, or give a lower bound of 2"
+                )
+        return R.squeeze(x, alone) if alone else x
+
+    def _pool(self, calls: list):
+        """Merge pools in ceil_mode: Relax infers dims with an if, which other passes do not know.
+
+        The padding behind an axis becomes longer, and a window that begins in it is sliced off.
+        """
+        name, attrs = _name(calls[0]), calls[0].attrs
+        x, rank = self._expr([call.args[0] for call in calls]), len(attrs.strides)
+        pads = [int(width) for width in attrs.padding]
+        if name.startswith("nn.avg") and attrs.count_include_pad and any(pads):
+            widths = itertools.chain(*zip(pads[:rank], pads[rank:], strict=True))
+            x, pads = self.builder.emit(R.nn.pad(x, [0, 0, 0, 0, *widths])), [0] * 2 * rank
+        strides = [int(step) for step in attrs.strides]
+        pads[rank:] = [width + step - 1 for width, step in zip(pads[rank:], strides, strict=True)]
+        how = {"padding": pads, "dilation": attrs.dilation, "layout": attrs.layout}
+        pooled = self.builder.emit(getattr(R.nn, name[3:])(x, attrs.pool_size, strides, **how))
+        ends = [self._dim(several) for several in zip_equal(call.ty.shape for call in calls)][2:]
+        bounds = [
+            relax.Tuple([relax.prim_value(n) for n in each])
+            for each in (range(2, 2 + rank), [0] * rank, ends)
+        ]
+        result = self._slice(pooled, *bounds)
+        return R.strided_slice(pooled, *bounds) if result is None else result
 
     def _check(self, calls: list, checks: list):
         """Merge bounds checks, whose message has the dim in it."""
@@ -565,6 +620,11 @@ def _bindings(main) -> list:
 
 def _has_dynamic_axis(splits: list) -> bool:
     return len({int(call.args[0].ty.shape[int(call.attrs.axis)]) for call in splits}) > 1
+
+
+def _differ_in_shape(pools: list) -> bool:
+    """Return whether the shapes of what pools read differ."""
+    return len({tuple(map(int, call.args[0].ty.shape)) for call in pools}) > 1
 
 
 def _name(call) -> str:

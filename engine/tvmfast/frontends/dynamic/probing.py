@@ -9,6 +9,7 @@ those of every import. Where graphs differ otherwise, the network is refused.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import tvm
 
@@ -16,6 +17,7 @@ from ...core.bounds_check import OutOfRange
 from ...core.dims import Dim, dims_of
 from ...core.specs import TensorSpec
 from .merge import GraphMerge, UnsupportedDynamism, same_array, zip_equal
+from .windows import check_windows, least_dims
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
 _log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ def with_dynamic_dims(
     specs: list[TensorSpec],
     signature_at: Callable[[list[TensorSpec]], list] | None = None,
     suspects_of: Callable[[GraphMerge], list[dict[str, int]]] | None = None,
+    takes: Callable[[list[TensorSpec]], bool] | None = None,
 ) -> Model:
     """Import a model for inputs that may have dynamic dims.
 
@@ -44,18 +47,22 @@ def with_dynamic_dims(
             before the frontend rewrites it: integers, and texts that do not depend on dims. None if unknown.
         suspects_of: Lists values of one or several dynamic dims, by name, for which the network may compute
             something else than the merged graph. It may also refuse the network.
+        takes: Tells whether the framework runs the model on inputs with static dims, for a message.
 
     Returns:
         The model. `main` has the dynamic dims as variables of its shapes, and their bounds in the attribute
-        `tvmfast.sizes`, by name.
+        `tvmfast.sizes`, by name. A lower bound is raised to where each window fits into its input.
 
     Raises:
+        ValueError: A window is larger than its input.
         NotImplementedError: One graph cannot serve all dims.
         Exception: What `import_at` raises.
     """
     dims = dims_of(spec.shape for spec in specs)
     if not dims:
-        return import_at(specs)
+        model = import_at(specs)
+        check_windows(model[0]["main"])
+        return model
     first = baseline(specs, dims)
     far = [{**first, name: _far(first[name], dim)} for name, dim in dims.items()]
     if signature_at is None:
@@ -65,16 +72,13 @@ def with_dynamic_dims(
     for distance in (_NEAR, *more):
         taken = {name: {probe[name] for probe in chosen} for name in dims}
         chosen.append({name: _another(first[name], dim, distance, taken[name]) for name, dim in dims.items()})
-    lowest = {name: dim.lower for name, dim in dims.items()}
-    shared = max(lowest.values())
-    equal = {name: shared if dim.takes(shared) else first[name] for name, dim in dims.items()}
     models = {}  # by the values of the dims
 
     def merge(probes):
         distinct = list({tuple(probe.values()): probe for probe in probes}.values())
         for probe in distinct:
             if (key := tuple(probe.values())) not in models:
-                models[key] = _with_shared_weights(_at_probe(import_at, specs, probe), models)
+                models[key] = _with_shared_weights(_at_probe(import_at, specs, probe, takes), models)
         several = [models[tuple(probe.values())] for probe in distinct]
         _log.debug("merging imports at %s", distinct)
         _compare_params([params for _, params in several])
@@ -95,6 +99,14 @@ def with_dynamic_dims(
         raise NotImplementedError(
             f"this network cannot keep {names} dynamic: {reason}; give static dims there"
         ) from None
+    lowest = least_dims(merged.mod["main"], dims)
+    if any(dim.lower < lowest[name] for name, dim in dims.items()):
+        dims = {name: replace(dim, lower=lowest[name]) for name, dim in dims.items()}
+        bound = (tuple(dims.get(getattr(n, "name", n), n) for n in spec.shape) for spec in specs)
+        specs = [replace(spec, shape=shape) for spec, shape in zip(specs, bound, strict=True)]
+        merged = merge(merged.probes)
+    shared = max(lowest.values())
+    equal = {name: shared if dim.takes(shared) else first[name] for name, dim in dims.items()}
     suspects = suspects_of(merged) if suspects_of else ()
     special = [lowest, equal, *({**first, **values} for values in suspects)]
     _log.debug("comparing with %s", special)
@@ -105,7 +117,8 @@ def with_dynamic_dims(
             if signature_at is None:
                 merged = merge([*merged.probes, values])
             else:
-                several = [_at_probe(signature_at, specs, each) for each in (*merged.probes, values)]
+                probes = (*merged.probes, values)
+                several = [_at_probe(signature_at, specs, each, takes) for each in probes]
                 _compare_signatures(merged, several, values)
         except UnsupportedDynamism as reason:
             numbers = ", ".join(map(str, values.values()))
@@ -119,7 +132,9 @@ def with_dynamic_dims(
     return merged.mod, models[tuple(first.values())][1]
 
 
-def _at_probe(function: Callable, specs: list[TensorSpec], probe: dict[str, int]):
+def _at_probe(
+    function: Callable, specs: list[TensorSpec], probe: dict[str, int], takes: Callable | None = None
+):
     """Call a function of the inputs at a probe; an error names it, and how to exclude it."""
     try:
         return function([spec.at(probe) for spec in specs])
@@ -127,11 +142,28 @@ def _at_probe(function: Callable, specs: list[TensorSpec], probe: dict[str, int]
         if type(error) not in (ValueError, OutOfRange, NotImplementedError):
             raise
         dims = " and ".join(f"{name} {value}" for name, value in probe.items())
-        bounds = ", ".join(f"Dim({name!r}, lower, upper)" for name in probe)
+        bounds = takes and _bounds_that_work(takes, specs, probe)
+        bounds = bounds or ", ".join(f"Dim({name!r}, lower, upper)" for name in probe)
         raise type(error)(
             f"{error} (dynamic dims were tried with {dims}: if that is the cause, give bounds, {bounds}, or "
             "static dims)"
         ) from error
+
+
+def _bounds_that_work(takes: Callable, specs: list[TensorSpec], probe: dict[str, int]) -> str | None:
+    """Return a dim with the upper bound up to which a model takes its inputs, if one dim is too large."""
+    for name, dim in dims_of(spec.shape for spec in specs).items():
+
+        def fits(value, name=name):
+            return takes([spec.at({**probe, name: value}) for spec in specs])
+
+        most, fails = dim.lower, probe[name]
+        if most < fails and fits(most):
+            while fails - most > 1:
+                middle = (most + fails) // 2
+                most, fails = (middle, fails) if fits(middle) else (most, middle)
+            return f"Dim({name!r}, {dim.lower}, {most})"
+    return None
 
 
 def _compare_signatures(merged: GraphMerge, several: list[list], values: dict[str, int]) -> None:

@@ -5,11 +5,9 @@ passes of graph.py.
 """
 
 import functools
-import math
 
 import onnx
-import psutil
-from onnx.helper import make_node, tensor_dtype_to_np_dtype
+from onnx.helper import make_node
 
 from .control_flow import label_of
 from .graph import replace
@@ -52,27 +50,6 @@ def check_functions(proto: onnx.ModelProto) -> None:
         raise ValueError(
             f"the model's functions expand to {count:,} nodes; the most allowed is {_MOST_NODES:,}"
         )
-
-
-def check_sizes(graph: onnx.GraphProto) -> None:
-    """Raise ValueError for a node whose output exceeds this machine's memory, or has a negative dim.
-
-    The shapes in `graph` are inferred. ONNX infers none in subgraphs of nodes, so those are not checked.
-    """
-    types = {each.name: each.type.tensor_type for each in (*graph.value_info, *graph.output)}
-    memory = psutil.virtual_memory().total
-    for node in graph.node:
-        for name in filter(types.__contains__, node.output):
-            shape = tuple(dim.dim_value for dim in types[name].shape.dim)
-            dtype = tensor_dtype_to_np_dtype(types[name].elem_type or onnx.TensorProto.INT8)
-            size = math.prod(shape) * dtype.itemsize
-            if size > memory or min(shape, default=0) < 0:
-                sizes = f", {size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}"
-                sizes = sizes if size > memory else ""
-                raise ValueError(
-                    f"{label_of(node)}: its output {name!r} would be of "
-                    f"shape {shape}{sizes}; export the model again"
-                )
 
 
 # ---------------------------------------------------------------- constants

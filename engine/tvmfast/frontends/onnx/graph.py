@@ -13,6 +13,7 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import psutil
 import tvm
 from onnx import inliner, numpy_helper, shape_inference, version_converter
 from onnx.helper import make_attribute, make_node, make_tensor_value_info, tensor_dtype_to_np_dtype
@@ -53,7 +54,7 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 # Operators that ONNX defines with others, and that TVM's frontend knows as Microsoft's only, or gets wrong.
-_WRONG = {"Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization", "RMSNormalization"}
+_WRONG = {"Attention", "DynamicQuantizeLinear", "RMSNormalization"}
 
 
 @functools.cache
@@ -74,6 +75,9 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     The definition depends on types, which are inferred first; weights count as inputs, which have types.
     """
     version, counts = opset_of(proto, 1), None
+    for node in _all_nodes(proto.graph):
+        if node.op_type == "MeanVarianceNormalization":  # onnx infers no shape of it without its axes
+            _with_defaults(node, version)
     while nodes := [node for node in _all_nodes(proto.graph) if _is_function(node)]:
         before, counts = counts, Counter(node.op_type for node in nodes)
         if counts == before:  # in some opsets ONNX has no definition of an operator
@@ -114,6 +118,8 @@ def _forget_shapes(graph: onnx.GraphProto) -> None:
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    if any(node.op_type in (*_HELD, *_SIZED) for node in proto.graph.node):
+        check_sizes(shape_inference.infer_shapes(proto).graph)  # onnx's data propagation would list elements
     with contextlib.suppress(shape_inference.InferenceError):
         return shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     try:  # onnx 1.23's data propagation broadcasts a row with a column as if both were rows
@@ -321,6 +327,37 @@ def check_widths(graph: onnx.GraphProto) -> None:
                     f"{label_of(node)}: {name!r} is of {dtype}, and TVM "
                     f"{tvm.__version__} has no such numbers as ONNX means them; export the model with 8 bits "
                     "or more"
+                )
+
+
+# Operators whose output, of a size that a value sets, TVM's frontend holds as a constant.
+_HELD = ("Range", "BlackmanWindow", "HammingWindow", "HannWindow")
+_MOST_HELD = 1 << 30  # bytes of one
+# Others with a size that a value sets.
+_SIZED = ("ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample")
+
+
+def check_sizes(graph: onnx.GraphProto) -> None:
+    """Raise ValueError for a node whose output exceeds this machine's memory, or has a negative dim.
+
+    A constant may have 1 GiB. The shapes in `graph` are inferred. ONNX infers none in subgraphs of nodes, so
+    those are not checked.
+    """
+    types = {each.name: each.type.tensor_type for each in (*graph.value_info, *graph.output)}
+    memory = psutil.virtual_memory().total
+    for node in graph.node:
+        for name in filter(types.__contains__, node.output):
+            shape = tuple(dim.dim_value for dim in types[name].shape.dim)
+            dtype = tensor_dtype_to_np_dtype(types[name].elem_type or onnx.TensorProto.INT8)
+            size = math.prod(shape) * dtype.itemsize
+            is_held = node.op_type in _HELD and size > _MOST_HELD
+            if size > memory or is_held or min(shape, default=0) < 0:
+                limit = f"and this machine has {memory / 2**30:.0f}"
+                limit = "and a constant may have 1" if is_held and size <= memory else limit
+                sizes = f", {size / 2**30:,.0f} GiB, {limit}" if size > memory or is_held else ""
+                raise ValueError(
+                    f"{label_of(node)}: its output {name!r} would be of "
+                    f"shape {shape}{sizes}; export the model again"
                 )
 
 

@@ -28,7 +28,7 @@ from ...core.specs import TensorSpec, parse_inputs, unify_dims
 from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
 from . import graph as passes
-from .checks import as_constants, check_dtypes, check_functions, check_sizes, require_known
+from .checks import as_constants, check_dtypes, check_functions, require_known
 from .dynamic import compared
 from .ops import Failed, Importer
 
@@ -101,7 +101,7 @@ def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has
     proto = passes.fold_constants(proto, operands, has_dynamic_dims)
     require_known(proto.graph)
     passes.check_shapes(proto.graph)
-    check_sizes(proto.graph)
+    passes.check_sizes(proto.graph)
     passes.prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)
 

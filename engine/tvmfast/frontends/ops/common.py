@@ -1,7 +1,7 @@
 """Operators that Relax lacks and several frontends share, as functions of its expressions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -99,6 +99,50 @@ def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax
 def logarithm(x: relax.Expr, base: int) -> relax.Expr:
     """Return the logarithm of `x` to an integer `base`."""
     return R.multiply(R.log(x), relax.const(1 / math.log(base), str(x.ty.dtype)))
+
+
+def _in_float32(function: Callable) -> Callable:
+    """Compute a function of halves in float32."""
+
+    def widened(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        own = str(x.ty.dtype)
+        if own not in ("float16", "bfloat16"):
+            return function(bb, x)
+        return R.astype(bb.emit(function(bb, bb.emit(R.astype(x, "float32")))), own)
+
+    return widened
+
+
+@_in_float32
+def expm1_below_1(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Return exp(x) - 1 of numbers below 1, without the subtraction, which loses a small x."""
+    half, one, two = (relax.const(number, x.ty.dtype) for number in (0.5, 1, 2))
+    tangent = bb.emit(R.tanh(R.multiply(x, half)))
+    return R.divide(R.multiply(two, tangent), R.subtract(one, tangent))
+
+
+@_in_float32
+def expm1(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Return exp(x) - 1 accurately."""
+    half, one = (relax.const(number, x.ty.dtype) for number in (0.5, 1))
+    near = expm1_below_1(bb, bb.emit(R.minimum(x, half)))
+    return R.where(R.greater(x, half), R.subtract(R.exp(x), one), near)
+
+
+@_in_float32
+def log1p(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Return log(1 + x), from which a small x is not rounded away: Kahan's way, as in Higham, 1.14.1."""
+    one, infinity = (relax.const(number, x.ty.dtype) for number in (1, math.inf))
+    above = bb.emit(R.add(x, one))
+    is_exact = R.logical_or(R.equal(above, one), R.equal(above, infinity))
+    return R.where(is_exact, x, R.multiply(R.log(above), R.divide(x, R.subtract(above, one))))
+
+
+@_in_float32
+def softplus(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Return log(1 + exp(x)), without overflow, and exp(x) where it is far below 1."""
+    rest = log1p(bb, bb.emit(R.exp(R.negative(R.abs(x)))))
+    return R.add(R.maximum(x, relax.const(0, x.ty.dtype)), rest)
 
 
 def local_response_norm(

@@ -12,8 +12,6 @@ import hashlib
 import inspect
 import itertools
 import logging
-import operator
-import re
 import sys
 import threading
 from collections import Counter
@@ -31,9 +29,11 @@ from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree
+from torch.utils._sympy.functions import Max, Min
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from ...core import errors
-from ...core.dims import Dim, dims_of, evaluate
+from ...core.dims import Dim, dims_of
 from ...core.specs import TensorSpec
 from ..dynamic.merge import GraphMerge
 from ..dynamic.probing import baseline
@@ -334,67 +334,79 @@ def _guard_failures(
     if there are such dims.
     """
     dims = dims_of(spec.shape for spec in specs)
-    named = {name: torch.export.Dim(name, min=dim.lower, max=dim.upper) for name, dim in dims.items()}
-    # Of dims without names PyTorch assumes what it would report.
-    unnamed = {name: torch.export.Dim.AUTO(min=dim.lower, max=dim.upper) for name, dim in dims.items()}
+    # PyTorch refuses guards on named dims, and assumes those on these.
+    auto = {name: torch.export.Dim.AUTO(min=dim.lower, max=dim.upper) for name, dim in dims.items()}
     first = baseline(specs, dims)
     examples = zeros([spec.at(first) for spec in specs])
     if isinstance(model, ExportedProgram):
-        model = model.module()
+        model = as_module(model)
     elif isinstance(model, SCRIPTED):
         model = unscript(model, examples)
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
     is_tuple = inspect.Parameter.VAR_POSITIONAL in kinds  # its inputs are a tuple of their own
 
-    def program(export_dims, examples):
+    def program(examples):
         shapes = tuple(
-            {axis: export_dims[dim.name] for axis, dim in enumerate(spec.shape) if isinstance(dim, Dim)}
+            {axis: auto[dim.name] for axis, dim in enumerate(spec.shape) if isinstance(dim, Dim)}
             for spec in specs
         )
-        if is_tuple:
+        if is_tuple and len(shapes) > kinds.index(inspect.Parameter.VAR_POSITIONAL):
             count = kinds.index(inspect.Parameter.VAR_POSITIONAL)
             shapes = (*shapes[:count], shapes[count:])
         with record_python_guards() as guards:
             return torch.export.export(model, examples, dynamic_shapes=shapes), guards
 
     def specialize_at(values):
-        exported, guards = program(unnamed, zeros([spec.at(values) for spec in specs]))
+        exported, guards = program(zeros([spec.at(values) for spec in specs]))
         return Specialization(exported, specs, values, guards)
 
-    found, reported = [], []
+    found, names = [], ", ".join(map(repr, dims))
+    where = " and ".join(f"{name} is {n}" for name, n in values.items())
+    refused = f"PyTorch cannot keep {names} dynamic in this network{where and f' where {where}'}"
     try:
-        exported, guards = program(named, examples)
+        exported, guards = program(examples)
     except Exception as error:
-        lines = errors.lines(error)
-        failed = [line for line in lines if line.lstrip(" -").startswith("Not all values of")]
-        reported = [_guard_failure_in(line, dims) for line in failed]
-        if not reported or None in reported:
-            fixes = [line for line in lines if "specialized" in line or "must be" in line]
-            reason = [*failed, *fixes, *lines][0].strip(" -")
-            where = " and ".join(f"{name} is {n}" for name, n in values.items())
-            unbounded = [f"Dim({name!r}, {n.lower}, 1024)" for name, n in dims.items() if n.upper is None]
-            way_out = f"upper bounds, such as {', '.join(unbounded)}, or " if failed and unbounded else ""
-            raise NotImplementedError(
-                f"PyTorch cannot keep {', '.join(map(repr, dims))} dynamic in this network"
-                f"{where and f' where {where}'}: {reason}; give {way_out}static dims there"
-            ) from error
-        exported, guards = program(unnamed, examples)
+        raise NotImplementedError(f"{refused}: {errors.lines(error)[0]}; give static dims there") from error
+    for name, number in shape_symbols(exported, specs).specialized.items():
+        raise NotImplementedError(f"{refused}: {name!r} is always {number} in it; give a static dim there")
     base = Specialization(exported, specs, first, guards)
+    _require_proven(base, dims, refused)
     for name, number in dict.fromkeys(mismatches(base, base, merged, _SEARCHED)) if merged else ():
         if number > _SEARCHED:
             raise _beyond(dims[name], number)
         found.append(({name: number}, True))
-    for name in dict.fromkeys(itertools.chain(*reported)):
-        own = [each[name] for each in reported if name in each]
-        others = _other_specializations(base, specialize_at, dims[name], merged)
-        equivalent = all(each for _, each in others)
-        alone = base.holds(name, tuple(own)) if equivalent else [True] * len(own)  # not among `others`
-        found += [({name: n}, False) for n, is_alone in zip(own, alone, strict=True) if is_alone]
-        found += [({name: n}, each) for n, each in others]
+    for name in dims:
+        if _guards_on(base, name):
+            others = _other_specializations(base, specialize_at, dims[name], merged)
+            found += [({name: n}, is_equivalent) for n, is_equivalent in others]
     several = len(dims) + len(values) > 1  # else 1, which PyTorch excludes, is imported anyway
     for name in [name for name, dim in dims.items() if several and dim.lower == 1]:
         found.append(({name: 1}, _is_equivalent_at(base, specialize_at, name, 1)))
     return found + [(values, False) for values in _joint_guard_failures(exported, specs)]
+
+
+def _guards_on(base: Specialization, name: str) -> list[sympy.Basic]:
+    """Return the guards on one dim alone."""
+    return sorted((each for each in base.guards if each.free_symbols == {_symbol(name)}), key=str)
+
+
+def _require_proven(base: Specialization, dims: dict[str, Dim], refused: str) -> None:
+    """Raise NotImplementedError if a guard that holds at all values that are searched may fail beyond."""
+    far = {name: dim for name, dim in dims.items() if dim.upper is None or dim.upper > _SEARCHED}
+    for name, dim in far.items():
+        lower = max(2, dim.lower)
+        tried = range(lower, _SEARCHED + 1)
+        every = {_symbol(name): lower + sympy.Symbol("distance", integer=True, nonnegative=True)}
+        for guard in _guards_on(base, name):
+            plain = guard.replace(Max, sympy.Max).replace(Min, sympy.Min).xreplace(every)
+            fails = tried and not np.all(base.evaluated(guard, name, tried))
+            if fails or bound_sympy(plain).lower == sympy.true:
+                continue
+            bounds = ", ".join(f"Dim({n!r}, {dim.lower}, 1024)" for n, dim in far.items() if dim.lower < 1024)
+            raise NotImplementedError(
+                f"{refused}: {guard} may fail beyond {_SEARCHED:,}, as far as is known; give "
+                f"{bounds and f'upper bounds, such as {bounds}, or '}static dims there"
+            )
 
 
 def _is_equivalent_at(base: Specialization, specialize_at: Callable, name: str, value: int) -> bool:
@@ -473,17 +485,8 @@ def _beyond(dim: Dim, value: int) -> NotImplementedError:
 
 
 def _joint_guard_failures(program: ExportedProgram, specs: list[TensorSpec]) -> list[dict[str, int]]:
-    """Return values of several dynamic dims at which a joint guard fails.
-
-    PyTorch's exporter reports guards on one dim alone, and assumes the others.
-    """
-    symbols, specialized, _, guards = shape_symbols(program, specs)
-    if specialized:
-        name, number = next(iter(specialized.items()))
-        raise NotImplementedError(
-            f"PyTorch cannot keep {name!r} dynamic in this network, where it is {number}; give a static dim "
-            "there"
-        )
+    """Return values of several dynamic dims at which a joint guard fails."""
+    symbols, _, _, guards = shape_symbols(program, specs)
     known = dims_of(spec.shape for spec in specs)
     dims = {symbol: known[name] for name, symbol in symbols.items()}
     joint = [each for each in guards if len(each.free_symbols) > 1]
@@ -522,49 +525,31 @@ def _joint_guard_failure(guard: sympy.Basic, dims: dict[sympy.Symbol, Dim | None
     return None
 
 
-_GUARD = re.compile(
-    r".*?Not all values of (\w+) = (\S+) in the specified range.* satisfy the generated guard (.*?)\."
-    r"(?:Specializations unexpectedly required.*)?"
-)
-_RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-_RELATIONS |= {"==": sympy.Eq, "!=": sympy.Ne}
-
-
-def _guard_failure_in(line: str, dims: dict[str, Dim]) -> dict[str, int] | None:
-    """Return a dim, by name, with the least value at which the guard in PyTorch's message fails.
-
-    If it holds at all values, one of these. None if the message is another one, or there are too many.
-    """
-    found = _GUARD.fullmatch(line)
-    sides = re.split(r"(==|!=|<=|>=|<|>)", found[3].replace(found[2], found[1])) if found else []
-    if len(sides) != 3 or found[1] not in dims:
-        return None
-    name, dim = found[1], dims[found[1]]
-    holds = functools.partial(_holds, *sides, name)
-    tried = range(max(2, dim.lower), min(dim.upper or _SEARCHED, _SEARCHED) + 1)
-    try:
-        failing = next((value for value in tried if not holds(value)), None)
-    except (ValueError, KeyError):
-        return None
-    if failing is not None:
-        return {name: failing}
-    if dim.upper is not None and dim.upper <= _SEARCHED:
-        return {name: dim.lower}
-    try:
-        always = holds(sympy.Symbol(name, integer=True, positive=True))
-        return {name: dim.lower} if always else None
-    except TypeError:  # it depends on the value, as far as SymPy knows
-        return None
-
-
-def _holds(left: str, relation: str, right: str, name: str, value: int | sympy.Symbol) -> bool:
-    sides = (evaluate(side.strip(), {name: value}) for side in (left, right))
-    return bool(_RELATIONS[relation](*sides))
-
-
 def zeros(specs: list[TensorSpec]) -> tuple[torch.Tensor, ...]:
     """Return an example of inputs with static dims."""
     return tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs)
+
+
+OF_PROGRAM = "tvmfast_program."  # the prefix of weights' names in what `as_module` makes of a program
+
+
+def as_module(program: ExportedProgram) -> torch.nn.Module:
+    """Return a program as a module that takes its inputs by position, also those that it has by name."""
+    module, spec = program.module(), program.call_spec.in_spec
+    args, kwargs = _pytree.tree_unflatten(range(spec.num_leaves), spec)
+    if not kwargs and args == tuple(range(spec.num_leaves)):
+        return module
+
+    class Flat(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(OF_PROGRAM.removesuffix("."), module)
+
+        def forward(self, *inputs):
+            args, kwargs = _pytree.tree_unflatten(inputs, spec)
+            return module(*args, **kwargs)
+
+    return Flat()
 
 
 def unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples: tuple) -> torch.nn.Module:

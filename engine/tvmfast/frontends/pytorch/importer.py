@@ -36,7 +36,7 @@ from ...core.specs import TensorSpec, dtype_of, parse_inputs, require_dense
 from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
 from .complex import without_complex
-from .dynamic import SCRIPTED, find_suspects, signature_of, unscript, zeros
+from .dynamic import OF_PROGRAM, SCRIPTED, as_module, find_suspects, signature_of, unscript, zeros
 from .inline import foreign, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
@@ -97,10 +97,18 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
 
     def suspects_of(merged):
         with pass_lock, quiet(), WholeLayers():
-            return find_suspects(model, specs, merged)
+            return find_suspects(model, merged.specs, merged)
+
+    def takes(static):
+        try:
+            with torch.no_grad(), pass_lock, quiet():
+                (as_module(model) if isinstance(model, ExportedProgram) else model)(*zeros(static))
+        except Exception:
+            return False
+        return True
 
     import_at = functools.partial(_import, capture_at, specs)
-    return with_dynamic_dims(import_at, specs, signature_at, suspects_of)
+    return with_dynamic_dims(import_at, specs, signature_at, suspects_of, takes)
 
 
 def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]) -> Model:
@@ -303,13 +311,15 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     if isinstance(model, ExportedProgram):
         if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
             return model
-        model = model.module()
+        model = as_module(model)
     try:
         with WholeLayers():
             if isinstance(model, SCRIPTED):
                 return torch.export.export(unscript(model, examples), examples)
             return export(model, examples)
     except Exception as error:
+        if packs(error):  # before a run on examples, which are zeros, and no lengths
+            raise NotImplementedError(PACKED) from error
         try:
             with torch.no_grad():
                 model(*examples)
@@ -322,8 +332,6 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
                 f"model: it returns a {holder[1]}, which is no tensor; wrap it in a module that returns only "
                 "tensors, and have a network of transformers made with use_cache=False"
             ) from error
-        if packs(error):
-            raise NotImplementedError(PACKED) from error
         advice = (
             "where its Python code branches on values, write it without, or trace it on an example "
             "(torch.jit.trace) and import that"
@@ -365,7 +373,9 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
             tensor = held[spec.target]
             tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
             # torch.jit.freeze names a weight self.conv.weight, and the converter adds its own prefix
-            weights[spec.target.removeprefix("lifted_tensor_self.")] = tensor.detach()
+            weights[spec.target.removeprefix("lifted_tensor_self.").removeprefix(OF_PROGRAM)] = (
+                tensor.detach()
+            )
             state[spec.target] = torch.nn.Parameter(tensor.detach(), requires_grad=False)
             specs.append(InputSpec(InputKind.PARAMETER, spec.arg, spec.target))
     lifted = ExportedProgram(
@@ -385,18 +395,24 @@ _NOISE = (
     r"The tensor attributes? .*_flat_weights",  # of a recurrent layer, which sets them again
     r"Pred is a Python constant",  # the `if` of a scripted functional, whose condition is known
 )
+_LOGGERS = {  # the least level that they log: errors are raised, too
+    "torch._export.non_strict_utils": logging.ERROR,
+    "torch._subclasses.fake_tensor": logging.CRITICAL,
+}
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress what torch logs and warns of its own internals while it exports and converts."""
-    logger = logging.getLogger("torch._export.non_strict_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = {logging.getLogger(name): level for name, level in _LOGGERS.items()}
+    before = {logger: logger.level for logger in loggers}
+    for logger, level in loggers.items():
+        logger.setLevel(level)
     try:
         with warnings.catch_warnings():
             for message in _NOISE:
                 warnings.filterwarnings("ignore", message=message)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in before.items():
+            logger.setLevel(level)

@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ...context import dtype_of, shape_of
-from ...ops.common import logarithm
+from ...ops.common import expm1, expm1_below_1, log1p, logarithm, softplus
 from .call import CONVERTERS, Call, converts
 
 
@@ -83,8 +83,8 @@ for _name, _function in _UNARY.items():
     converts(_name)(lambda c, function=_function: function(c.x))
 converts("reciprocal")(lambda c: c.const(1) / c.x)
 converts("rcbrt")(lambda c: c.const(1) / _cbrt(c))
-converts("log1p")(lambda c: op.log(c.x + c.const(1)))
-converts("expm1")(lambda c: op.exp(c.x) - c.const(1))
+converts("log1p")(lambda c: log1p(c.builder, c.x))
+converts("expm1")(lambda c: expm1(c.builder, c.x))
 converts("degrees")(lambda c: c.x * c.const(180 / math.pi))
 converts("radians")(lambda c: c.x * c.const(math.pi / 180))
 converts("softsign")(lambda c: c.x / (op.abs(c.x) + c.const(1)))
@@ -118,16 +118,11 @@ def _multicast(c: Call):
     return [c.cast(each, dtype) for each in c.inputs]
 
 
-def _softrelu(c: Call):
-    """Compute log(1 + exp(x)) without overflow in exp(x)."""
-    return op.nn.relu(c.x) + op.log(op.exp(op.negative(op.abs(c.x))) + c.const(1))
-
-
 @converts("Activation")
 def _activation(c: Call):
     c.refuse(act_type=("relu", "sigmoid", "tanh", "softsign", "softrelu"))
     kind = c.need("act_type")
-    return _softrelu(c) if kind == "softrelu" else CONVERTERS[kind](c)
+    return softplus(c.builder, c.x) if kind == "softrelu" else CONVERTERS[kind](c)
 
 
 @converts("LeakyReLU")
@@ -147,7 +142,7 @@ def _leaky_relu(c: Call):
         slopes = op.reshape(c.inputs[1], [1] * c.rank) if is_shared else c.along(1, c.shape[1], 1)
         return positive + below * slopes
     scale, alpha = (1.0507009873554805, 1.6732632423543772) if kind == "selu" else (1.0, slope)
-    result = op.nn.relu(c.x) + (op.exp(below) - c.const(1)) * c.const(alpha)
+    result = op.nn.relu(c.x) + expm1_below_1(c.builder, c.emit(below)) * c.const(alpha)
     return result if kind == "elu" else result * c.const(scale)
 
 

@@ -171,7 +171,10 @@ def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> rela
     return centred / op.sqrt(variance + c.const(float(c.get("eps", epsilon))))
 
 
-converts("InstanceNorm")(lambda c: _scaled(c, _normalized(c, c.x, list(range(2, c.rank)), 1e-3), 1))
+@converts("InstanceNorm")
+def _instance_norm(c: Call):
+    weights = (c.expect(number, c.shape[1]) for number in (1, 2))
+    return op.nn.instance_norm(c.x, *weights, 1, list(range(2, c.rank)), float(c.get("eps", 1e-3)))
 
 
 @converts("LayerNorm")

@@ -14,10 +14,10 @@ from tvm import relax, te, tirx
 from tvm.relax import op as R
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
-from ....core.relax import constant_array
+from ....core.relax import cast_array, constant_array
 from ....kernels import linalg
 from ...context import shape_of
-from ...ops.common import of_whole_regions, regions
+from ...ops.common import expm1_below_1, of_whole_regions, regions, softplus
 from .node import Node, converts
 
 _EXACT = 1 << 53  # up to it float64 represents each integer exactly
@@ -47,14 +47,46 @@ def _layer_normalization(n: Node):
     return relax.Tuple([output, R.mean(x, axes, keepdims=True), R.rsqrt(variance)])
 
 
+@converts("InstanceNormalization")
+def _instance_normalization(n: Node):
+    """Normalize with the kernel of group norms, whose sums are short, and which is one."""
+    axes = list(range(2, n.rank))
+    return R.nn.instance_norm(n.x, *n.inputs[1:3], 1, axes, n.get("epsilon", 1e-5))
+
+
+@converts("MeanVarianceNormalization")
+def _mean_variance_normalization(n: Node):
+    """Divide by the deviation from the mean; TVM subtracts the mean's square from that of the squares."""
+    axes = list(n.get("axes", (0, 2, 3)))
+    x = n.builder.emit(R.astype(n.x, "float32") if n.dtype == "float16" else n.x)
+    centred = n.builder.emit(R.subtract(x, R.mean(x, axes, keepdims=True)))
+    deviation = R.sqrt(R.mean(R.multiply(centred, centred), axes, keepdims=True))
+    result = R.divide(centred, R.add(deviation, relax.const(1e-9, x.ty.dtype)))
+    return R.astype(result, n.dtype) if n.dtype == "float16" else result
+
+
 @converts("Elu", "Selu")
 def _elu(n: Node):
-    """Convert all float dtypes; TVM converts float32 only."""
-    if n.dtype == "float32":
-        return n.tvm_converter()
+    """Convert all float dtypes, TVM float32 only, which loses small numbers below 0."""
     alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
-    below = R.multiply(n.const(n.get("alpha", alpha)), R.subtract(R.exp(n.x), n.const(1)))
+    below = expm1_below_1(n.builder, n.emit(R.minimum(n.x, n.const(0))))
+    below = R.multiply(n.const(n.get("alpha", alpha)), below)
     return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
+
+
+converts("Softplus")(lambda n: softplus(n.builder, n.x))
+converts("Mish")(lambda n: R.multiply(n.x, R.tanh(softplus(n.builder, n.x))))
+
+
+@converts("Cast")
+def _cast(n: Node):
+    """Cast floats to integers as `integers_between` describes; TVM takes infinities and NaN for 0."""
+    dtype = str(get_type(n.get("to")))
+    is_number = isinstance(n.inputs[0].ty, relax.TensorType) and n.dtype.startswith(("float", "bfloat"))
+    if not is_number or dtype.lstrip("u") not in ("int8", "int16", "int32", "int64"):
+        return n.tvm_converter()
+    array = constant_array(n.x)
+    return R.astype(n.x, dtype) if array is None else n.const(cast_array(array, dtype))
 
 
 @converts("Clip")
@@ -429,13 +461,20 @@ def _checked(n: Node, bounds: dict[int, list[int]], negative: bool = True) -> re
     return n.tvm_converter(*inputs)
 
 
-@converts("Gather", "GatherElements", "Scatter", "ScatterElements")
+@converts("Gather", "GatherElements", "ScatterElements")
 def _along_an_axis(n: Node):
     size = n.shape[n.get("axis", 0)]
     is_taken = n.op == "Gather" and all(isinstance(each.ty, relax.TensorType) for each in n.inputs)
     if is_taken and not isinstance(n.x, tvm.ir.GenericConst):  # TVM would look for negative indices again
         return R.take(n.x, n.checked(n.inputs[1], [size]), n.get("axis", 0))
     return _checked(n, {1: [size]})
+
+
+@converts("Scatter")
+def _scatter(n: Node):
+    """Scatter as ScatterElements does, which is its newer name; TVM has other operators for some indices."""
+    axis = n.get("axis", 0)
+    return R.scatter_elements(n.x, n.checked(n.inputs[1], [n.shape[axis]]), n.inputs[2], axis)
 
 
 @converts("GatherND", "ScatterND")

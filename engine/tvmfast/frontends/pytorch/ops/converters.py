@@ -21,6 +21,8 @@ from .call import Call, bound
 from .linalg import CONVERTERS as LINALG
 from .recurrent import CONVERTERS as RECURRENT
 
+_SMALL = 128  # height and width of images, together, of which PyTorch has nearest pixels in another way
+
 
 def _reduce(op: Callable) -> Callable:
     """Convert reductions of (input, dims, keepdim): TVM lacks amax, amin, and prod along an axis."""
@@ -183,12 +185,21 @@ def _resize(method: str) -> Callable:
         scales = scales[0] if node.target._overloadname == "vec" else scales
         given = not corners and bool(scales) and None not in scales
         if is_nearest and is_dynamic:
-            for axis, (size, length) in enumerate(zip(before, after, strict=True), 2):
-                x = _nearest(c, x, axis, size, length, scales[axis - 2] if given else None)
+            for axis in range(len(before)):
+                x = _nearest(c, x, axis, before, after, scales[axis] if given else None)
             return x
-        if not given:
-            scales = [m / n for n, m in zip(before, after, strict=True)]
-        whole = not given or all(n * s == m for n, s, m in zip(before, scales, after, strict=True))
+        # PyTorch ignores the scale of an axis that keeps its size, or doubles it; of pixels in small images.
+        if filter_ == "linear" or antialias:
+            ratios = (1,)
+        else:
+            ratios = (1, 2) if is_nearest and len(before) == 2 and sum(after) <= _SMALL else ()
+        sizes = list(zip(before, after, strict=True))
+        own = scales if given else [None] * len(sizes)
+        scales = [
+            m / n if scale is None or m in [n * ratio for ratio in ratios] else scale
+            for (n, m), scale in zip(sizes, own, strict=True)
+        ]
+        whole = not given or all(n * scale == m for (n, m), scale in zip(sizes, scales, strict=True))
         is_row = len(before) == 1 and is_dynamic
         # TVM's converts to float32.
         is_exact = dtype in (torch.float32, torch.float16, torch.bfloat16) or is_dynamic
@@ -221,16 +232,25 @@ def _resize(method: str) -> Callable:
     return convert
 
 
-def _nearest(c: Call, x: relax.Var, axis: int, size: int, length: int, scale: float | None) -> relax.Var:
+def _nearest(c: Call, x: relax.Var, axis: int, before: tuple, after: tuple, scale: float | None) -> relax.Var:
     """Resize a dynamic axis to the pixels that PyTorch takes, computing in the graph what `_resize` does."""
-    positions = R.astype(R.arange(0, length, 1, "int64"), "float32")
-    if scale is None:
-        whole, part = (R.astype(relax.const(n, "int64"), "float32") for n in (size, length))
-        ratio = R.divide(whole, part)
-    else:
-        ratio = relax.const(1 / scale, "float32")
+
+    def number(value):
+        return relax.const(value, "int64")
+
+    size, length = number(before[axis]), number(after[axis])
+    positions = R.astype(R.arange(0, after[axis], 1, "int64"), "float32")
+    ratio = R.divide(R.astype(size, "float32"), R.astype(length, "float32"))
+    if scale is not None:
+        own = relax.const(1 / scale, "float32")
+        if len(before) == 2:
+            is_small = R.less_equal(R.add(number(after[0]), number(after[1])), number(_SMALL))
+            is_kept = R.logical_or(R.equal(size, length), R.equal(R.add(size, size), length))
+            ratio = R.where(R.logical_and(is_small, is_kept), ratio, own)
+        else:
+            ratio = own
     positions = R.astype(R.floor(R.multiply(positions, ratio)), "int64")
-    return c.emit(R.take(x, positions, axis, mode="clip"))
+    return c.emit(R.take(x, positions, axis + 2, mode="clip"))
 
 
 def _grid_sample(c: Call) -> relax.Expr:
@@ -260,13 +280,23 @@ def _shift(left: bool) -> Callable:
     return convert
 
 
+def _scatter(c: Call, reduction: str) -> relax.Expr:
+    """Convert a scatter, also of a source larger than the index, whose rest it does not read."""
+    x, dim, index, source = c.inputs[:4]
+    sizes, own = shape_of(index), shape_of(source)
+    axes = [axis for axis, (size, held) in enumerate(zip(sizes, own, strict=True)) if size != held]
+    if axes:
+        source = c.emit(R.strided_slice(source, axes, [0] * len(axes), [sizes[axis] for axis in axes]))
+    return R.scatter_elements(x, index, source, dim, reduction)
+
+
 def _scatter_reduce(c: Call) -> relax.Expr:
     """Convert the three reductions that indexing.py does not decompose, with `include_self`."""
-    x, dim, index, source, reduce = c.inputs
+    reduce = c.inputs[4]
     how = {"prod": "mul", "amax": "max", "amin": "min"}.get(reduce)
     if how is None or not c.node.kwargs.get("include_self", True):
         raise ValueError(f"scatter_reduce {reduce!r} of integers")
-    return R.scatter_elements(x, index, source, dim, how)
+    return _scatter(c, how)
 
 
 def _first_result_only(tvm_converter: str, what: str) -> Callable:
@@ -346,9 +376,9 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     "gather.default": _along("_gather"),
     # TVM's importer makes kernels trust the indices, and warns of it.
     "index_select.default": _along(lambda c: R.take(c.x, c.inputs[2], c.inputs[1], mode="clip")),
-    "scatter.src": _along("_scatter"),
+    "scatter.src": _along(lambda c: _scatter(c, "update")),
     "scatter.value": _along("_scatter_value"),
-    "scatter_add.default": _along(lambda c: R.scatter_elements(c.x, *c.inputs[2:], c.inputs[1], "add")),
+    "scatter_add.default": _along(lambda c: _scatter(c, "add")),
     "roll.default": _roll,
     "index.Tensor": _index,
     "index_put.default": _index_put,

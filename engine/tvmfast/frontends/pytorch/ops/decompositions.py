@@ -103,6 +103,13 @@ def _erfc(x: Tensor) -> Any:
     return torch.where(x.abs() < 0.5, 1 - torch.erf(x), torch.where(x < 0, 2 - tail, tail))
 
 
+def _rrelu(
+    x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training=False, generator=None
+) -> Any:
+    """Draw nothing in eval mode: the slope is the mean of both. The noise is the second result."""
+    return NotImplemented if training else (F.leaky_relu(x, (lower + upper) / 2), noise)
+
+
 # ---------------------------------------------------------------- what TVM computes differently
 
 
@@ -343,16 +350,12 @@ def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, _cudnn) -> Tensor:
     """Normalize; its update of the running statistics is lost, as is everything written into buffers."""
-    dtype, shape = x.dtype, [1, -1, *[1] * (x.ndim - 2)]
-    x = wide(x)
     if use_input_stats:
-        axes = list(range(2, x.ndim))
-        centred = x - x.mean(axes, keepdim=True)
-        x = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
-    else:
-        x = (x - mean.reshape(shape)) * torch.rsqrt(var.reshape(shape) + eps)
-    x = x if weight is None else x * weight.reshape(shape)
-    return (x if bias is None else x + bias.reshape(shape)).to(dtype)
+        return _by_groups(x, x.shape[1], weight, bias, eps)
+    shape = [1, -1, *[1] * (x.ndim - 2)]
+    result = (wide(x) - mean.reshape(shape)) * torch.rsqrt(var.reshape(shape) + eps)
+    result = result if weight is None else result * weight.reshape(shape)
+    return (result if bias is None else result + bias.reshape(shape)).to(x.dtype)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -372,15 +375,23 @@ def _in_dtype(operator: Any) -> Callable:
 def _group_norm(
     x: Tensor, groups: int, weight: _Weight = None, bias: _Weight = None, eps=1e-5, cudnn_enabled=True
 ) -> Any:
-    """Normalize without weight or bias, which TVM requires."""
-    if weight is not None and bias is not None:
+    """Normalize halves in float32, and without weight or bias: TVM lacks bfloat16, and needs both."""
+    if weight is not None and bias is not None and wide(x) is x:
         return NotImplemented
-    grouped = wide(x).reshape(x.shape[0], groups, -1)
-    centred = grouped - grouped.mean(2, keepdim=True)
-    scaled = (centred * torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)).reshape(x.shape)
-    shape = [-1, *[1] * (x.ndim - 2)]
-    scaled = scaled if weight is None else scaled * weight.reshape(shape)
-    return (scaled if bias is None else scaled + bias.reshape(shape)).to(x.dtype)
+    return _by_groups(x, groups, weight, bias, eps)
+
+
+def _by_groups(x: Tensor, groups: int, weight: _Weight, bias: _Weight, eps: float) -> Tensor:
+    """Normalize; without weights each group is an image of one channel, as the channels may be dynamic."""
+    shape, own = x.shape, x.dtype
+    x = wide(x)
+    if weight is None and bias is None:
+        x, groups = x.reshape(shape[0] * groups, 1, shape[1] // groups, *shape[2:]), 1
+    channels, count = x.shape[1], math.prod(x.shape[2:])
+    weight = torch.ones(channels, dtype=x.dtype) if weight is None else wide(weight)
+    bias = torch.zeros(channels, dtype=x.dtype) if bias is None else wide(bias)
+    normal = aten.native_group_norm(x, weight, bias, x.shape[0], channels, count, groups, eps)[0]
+    return normal.reshape(shape).to(own)
 
 
 def _layer_norm(
@@ -508,6 +519,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.signbit.default: _signbit,
     aten.copysign.Tensor: _copysign,
     aten.angle.default: _angle,
+    aten.rrelu_with_noise_functional.default: _rrelu,
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
     aten.addbmm.default: _addbmm,
