@@ -59,6 +59,7 @@ CASES = {
     "first axis, long rows": (lambda x: x.sum(0), [_uniform(600, 2051)], _blocks(600)),
     "middle axis": (lambda x: x.mean(1, keepdim=True), [_uniform(3, 1 << 16, 5)], _blocks(1 << 16)),
     "outer axes": (lambda x: x.sum((0, 2)), [_uniform(300, 4, 301)], _blocks(300 * 301)),
+    "outer axes, vectors": (lambda x: x.sum((0, 2)), [_uniform(300, 4, 64)], _blocks(300 * 64)),
     "all axes": (lambda x: x.sum(), [_uniform(7, 61, 53, 11)], _blocks(7 * 61 * 53 * 11)),
     "every second column": (lambda x: x.transpose(0, 1)[::2].sum(1), [_uniform(1 << 16, 6)], _blocks(1 << 16)),
     "one value": (lambda x: x.sum(1), [torch.full((2, LONG + 7), 0.1)], _blocks(LONG)),
@@ -124,7 +125,7 @@ def test_halves(compile_function, dtype):
 
 @LEVELS
 @pytest.mark.parametrize("length", [1, 7, 64, 256, 257, 4096, 4097, 5001, 70_001])
-def test_a_dynamic_length_decides_when_it_runs(dynamic, level, length):
+def test_a_dynamic_length(dynamic, level, length):
     x, y = _uniform(3, length), _uniform(length, 5)
     with torch.no_grad():
         wanted = [each.numpy() for each in DYNAMIC(x.double(), y.double())]
@@ -216,9 +217,9 @@ def test_short_sums_stay_as_they_are(product):
 
 
 def test_what_is_not_a_sum_stays_as_it_is():
-    """An extreme; a sum that is read while it grows; one whose element depends on data or on the loop."""
+    """An extreme; a sum that is read while it grows; one whose element depends on data; loops without blocks."""
 
-    @T.prim_func(private=True)
+    @T.prim_func(private=True, s_tir=True)
     def kernel(
         x: T.Buffer((9999,), "float32"),
         at: T.Buffer((9999,), "int32"),
@@ -226,17 +227,25 @@ def test_what_is_not_a_sum_stays_as_it_is():
         running: T.Buffer((1,), "float32"),
         each: T.Buffer((9999,), "float32"),
         counts: T.Buffer((9,), "float32"),
-        again: T.Buffer((9999,), "float32"),
+        by_hand: T.Buffer((1,), "float32"),
     ):
         for k in range(9999):
-            largest[0] = T.max(largest[0], x[k])
+            with T.sblock("largest"):
+                v = T.axis.reduce(9999, k)
+                largest[0] = T.max(largest[0], x[v])
         for k in range(9999):
-            running[0] = running[0] + x[k]
-            each[k] = running[0]
+            with T.sblock("running"):
+                v = T.axis.reduce(9999, k)
+                running[0] = running[0] + x[v]
+            with T.sblock("each"):
+                v = T.axis.spatial(9999, k)
+                each[v] = running[0]
         for k in range(9999):
-            counts[at[k]] = counts[at[k]] + x[k]
+            with T.sblock("counts"):
+                v = T.axis.reduce(9999, k)
+                counts[at[v]] = counts[at[v]] + x[v]
         for k in range(9999):
-            again[k] = again[k] + x[k]
+            by_hand[0] = by_hand[0] + x[k]
 
     assert not is_changed(kernel)
 

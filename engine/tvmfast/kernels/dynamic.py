@@ -76,8 +76,9 @@ def _softmax(shape: tuple, dynamic: DynamicDims, lanes: int) -> tvm.tirx.PrimFun
             everything = tuple(slice(0, dim) for dim in shape)
             T.reads(x[everything])
             T.writes(result[everything])
-            with T.parallel(math.prod(rows, start=dynamic.whole(1))) as row:
-                _row(x, result, _index(row, rows), depth // lanes, depth, dynamic.whole(lanes))
+            count = math.prod(rows, start=dynamic.whole(1))
+            with T.parallel(count) as row:
+                _row(x, result, row, count, rows, depth // lanes, depth, dynamic.whole(lanes))
     return builder.get()
 
 
@@ -90,26 +91,32 @@ def _index(number, shape: list) -> list:
     return [number, *at] if shape else []
 
 
-def _row(x, result, at: list, vectors, depth, lanes) -> None:
-    """Emit the softmax of a row: exp(x - max), and then times 1 / sum."""
+def _row(x, result, row, count, rows: list, vectors, depth, lanes) -> None:
+    """Emit the softmax of a row, of which there are `count`: exp(x - max), and then times 1 / sum."""
+    at = _index(row, rows)
     several = T.alloc_buffer((lanes,), "float32", scope="local")
     one = T.alloc_buffer((1,), "float32", scope="local")
 
-    def on_row(of_vector, of_rest):
+    def on_row(of_element):
         with T.serial(vectors) as vector, T.vectorized(lanes) as lane:
-            of_vector(vector * lanes + lane, lane)
+            of_element(vector * lanes + lane)
         with T.serial(depth - vectors * lanes) as rest:
-            of_rest(vectors * lanes + rest)
+            of_element(vectors * lanes + rest)
 
-    def reduce(combine, start, element):
-        """Combine the elements of the row, each first passed to `element`, into `one`."""
+    def reduce(combine, start, source):
+        """Combine the elements of the row of a tensor into `one`."""
         with T.vectorized(lanes) as lane:
             T.buffer_store(several, start, [lane])
         T.buffer_store(one, start, [0])
-        on_row(
-            lambda i, lane: T.buffer_store(several, combine(element(i), several[lane]), [lane]),
-            lambda i: T.buffer_store(one, combine(element(i), one[0]), [0]),
-        )
+        with T.serial(vectors) as vector, T.vectorized(lanes) as lane, T.sblock("lanes"):
+            # A block's axes tell `long_sums` that this is a reduction.
+            own = _index(T.axis.spatial(count, row), rows)
+            k, lane = T.axis.reduce(vectors, vector), T.axis.spatial(lanes, lane)
+            T.reads()
+            T.writes(several[lane])
+            T.buffer_store(several, combine(source[(*own, k * lanes + lane)], several[lane]), [lane])
+        with T.serial(depth - vectors * lanes) as rest:
+            T.buffer_store(one, combine(source[(*at, vectors * lanes + rest)], one[0]), [0])
         width = int(lanes) // 2
         while width:
             with T.vectorized(width) as lane:
@@ -120,15 +127,15 @@ def _row(x, result, at: list, vectors, depth, lanes) -> None:
     def store(i, value):
         T.buffer_store(result, value, [*at, i])
 
-    def exp(i, *_):
+    def exp(i):
         store(i, elementwise.exp(x[(*at, i)] - one[0]))
 
-    def scale(i, *_):
+    def scale(i):
         store(i, result[(*at, i)] * one[0])
 
     # The maximum need not propagate a NaN: the exponential function does.
-    reduce(lambda a, b: tirx.Select(a > b, a, b), tirx.FloatImm("float32", -math.inf), lambda i: x[(*at, i)])
-    on_row(exp, exp)
-    reduce(lambda a, b: a + b, tirx.FloatImm("float32", 0), lambda i: result[(*at, i)])
+    reduce(lambda a, b: tirx.Select(a > b, a, b), tirx.FloatImm("float32", -math.inf), x)
+    on_row(exp)
+    reduce(lambda a, b: a + b, tirx.FloatImm("float32", 0), result)
     T.buffer_store(one, tirx.FloatImm("float32", 1) / one[0], [0])
-    on_row(scale, scale)
+    on_row(scale)

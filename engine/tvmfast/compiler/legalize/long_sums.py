@@ -10,19 +10,20 @@ Here an accumulator takes only so many addends one after another. A longer loop 
 
 and the loop over blocks is treated likewise. A register tile of accumulators has a tile of parts; a single
 accumulator of neighbours in memory has a part for each lane of a register, so that the sum waits for memory
-rather than for the addition before. Loops of dynamic length test which of the two forms to run.
+rather than for the addition before.
 
-The rewrite is the same for all kernels, scheduled by a rule, by a search or not at all, on CPUs and GPUs. It
-comes after the schedule, so that no workload changes, and leaves kernels with short sums alone.
+The rewrite comes after the schedule, whatever made it, so that no workload changes, and leaves kernels with
+short sums alone. A kernel's blocks tell what is a sum: their axes say what is reduced. Loops that are written
+by hand stay as they are.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm.s_tir import transform as s
 
 from ...core.simd import simd_of
@@ -30,10 +31,12 @@ from ...core.simd import simd_of
 _LONGEST, _BLOCK = 256, 64  # addends of an accumulator, and of a block of a longer sum, at most
 # Of products, which keep the arithmetic units busy: the work for a block is less than a hundredth of its own.
 _LONGEST_OF_PRODUCTS, _BLOCK_OF_PRODUCTS = 4096, 512
-_ON_STACK = 1024  # elements of a CPU's local buffer, at most
+_ON_STACK = 1024  # elements of a local buffer, at most
 _VECTORS = 4  # of a sum that is worth a part for each lane, at least
 _WHOLE = ("float32", "float64", "int32", "int8", "uint8")  # what is read as vectors
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_SERIAL = tirx.ForKind.SERIAL
+_MARK = "pragma_long_sum"  # on a block, and then around its statements: the number of its sum
 _OF_BLOCKS = [  # TVM's passes that turn blocks into loops, as they come in its pipeline "s_tir"
     s.CanonicalizeLoop, s.LowerCrossThreadReduction, s.LowerInitBlock,
     s.PlanAndUpdateBufferAllocationLocation, s.ConvertBlocksToOpaque, s.LiftThreadBinding,
@@ -50,13 +53,15 @@ def add_in_blocks() -> tvm.transform.Pass:
     @tvm.transform.module_pass(opt_level=0, name="AddInBlocks")
     def run(mod, _context):
         for var, func in mod.functions_items():
-            if not isinstance(func, tirx.PrimFunc) or not _may_be_long(func):
+            marked, sums = _marked(func) if isinstance(func, tirx.PrimFunc) else (func, [])
+            if not sums:
                 continue
-            lowered = lower(tvm.IRModule({var: func}))[var]
-            target = func.attrs["target"]
-            lanes = simd_of(target).lanes if target.kind.name == "llvm" else None
-            body = _Rewriter(lowered.body, lanes).body
+            lowered, target = lower(tvm.IRModule({var: marked}))[var], func.attrs["target"]
+            cutter = _Cutter(sums, simd_of(target).lanes if target.kind.name == "llvm" else None)
+            body = tvm_ffi.structural_map(lowered.body, (tirx.For, cutter.cut))
             if not body.same_as(lowered.body):
+                unmarked = tirx.AttrStmt, lambda node: node.body if node.attr_key == _MARK else node
+                body = tvm_ffi.structural_map(body, unmarked)
                 rewritten = tvm.IRModule({var: lowered.with_body(body)})
                 mod = mod.clone()
                 mod.update_func(var, s.ConvertSSA()(rewritten)[var])  # loops and buffers are repeated
@@ -65,19 +70,55 @@ def add_in_blocks() -> tvm.transform.Pass:
     return run
 
 
-def _may_be_long(func) -> bool:
-    """Tell whether a kernel has a reduction over many elements, or loops that are not in blocks."""
-    analyzer, found = tvm.sym.Analyzer(), []
+# ---------------------------------------------------------------- what is a long sum
 
-    def visit(block):
-        axes = [axis.dom.extent for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-        longest = _limits(block.body)[0] if isinstance(block.body, tirx.BufferStore) else _LONGEST
-        long = math.prod(_most(extent, analyzer) for extent in axes) > longest
-        by_hand = not axes and block.name_hint != "root" and not isinstance(block.body, tirx.BufferStore)
-        found.append(long or by_hand)
 
-    tvm_ffi.structural_walk(func.body, (SBlock, visit))
-    return any(found) or not found
+def _marked(func) -> tuple:
+    """Mark the blocks of long sums; return the kernel, and for each its loops' variables and its limit."""
+    loops, analyzer, sums = {}, tvm.sym.Analyzer(), []
+
+    def enter(loop):
+        loops[loop.loop_var] = loop
+        analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+
+    def mark(realize):
+        block, store, reduced, kept = realize.block, realize.block.body, set(), set()
+        for axis, value in zip(block.iter_vars, realize.iter_values, strict=True):
+            (reduced if axis.iter_type == tirx.IterVar.CommReduce else kept).update(_all(value, tirx.Var))
+        if not isinstance(store, tirx.BufferStore) or not _adds(store.value, store):
+            return realize
+        own = [loops[var] for var in reduced - kept if var in loops]
+        own, (longest, most) = [loop for loop in own if loop.kind == _SERIAL], _limits(store.value)
+        if math.prod(_most(loop.extent, analyzer) for loop in own) <= longest:
+            return realize
+        sums.append(({loop.loop_var for loop in own}, most))
+        fields = "iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers"
+        annotations = {**block.annotations, _MARK: len(sums) - 1}
+        block = SBlock(*(getattr(block, name) for name in fields), annotations)
+        return SBlockRealize(realize.iter_values, realize.predicate, block)
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, enter), order="pre")
+    return func.with_body(tvm_ffi.structural_map(func.body, (SBlockRealize, mark))), sums
+
+
+def _adds(value, store) -> bool:
+    """Tell whether a value is that of the element which is stored, plus something else."""
+    if isinstance(value, tirx.Select):
+        return _adds(value.true_value, store) and _adds(value.false_value, store)
+    if isinstance(value, tirx.Add):
+        sides = (value.a, value.b), (value.b, value.a)
+        return any(_adds(a, store) and store.buffer not in _buffers(b) for a, b in sides)
+    own = tirx.BufferLoad(store.buffer, store.indices)
+    return str(store.buffer.dtype) in _FLOATS and tvm_ffi.structural_equal(value, own)
+
+
+def _limits(value) -> tuple[int, int]:
+    """Return how many addends an accumulator takes at most, and how many a block has if there are more."""
+    total = value.true_value if isinstance(value, tirx.Select) else value
+    addends = (getattr(total, side, None) for side in "ab")
+    if any(isinstance(x, tirx.Mul) and not tvm_ffi.structural_equal(x.a, x.b) for x in addends):
+        return _LONGEST_OF_PRODUCTS, _BLOCK_OF_PRODUCTS
+    return _LONGEST, _BLOCK
 
 
 def _most(extent, analyzer) -> float:
@@ -86,385 +127,180 @@ def _most(extent, analyzer) -> float:
     return math.inf if most >= (1 << 31) - 1 else most
 
 
-# ---------------------------------------------------------------- sums in a loop
-
-
-@dataclass
-class _Sum:
-    """A statement inside a loop that adds to an accumulator, at an index that the loop does not change.
-
-    Attributes:
-        store: The statement.
-        inside: The loops between the two that add to the same element.
-        tile: Those on which the element depends, from the outermost in.
-        tests: The conditions on that element under which the statement runs.
-    """
-
-    store: tirx.BufferStore
-    inside: list
-    tile: list
-    tests: list
-
-
-def _sums(loop) -> list[_Sum]:
-    """List the sums of a loop whose accumulators nothing else reads or writes inside of it."""
-    found, others = [], set()  # buffers that are used otherwise
-
-    def visit(node, path):
-        if isinstance(node, tirx.SeqStmt):
-            for each in node.seq:
-                visit(each, path)
-        elif isinstance(node, tirx.For):
-            others.update(_buffers(node.extent))
-            visit(node.body, [*path, node])
-        elif isinstance(node, tirx.IfThenElse):
-            others.update(_buffers(node.condition))
-            visit(node.then_case, [*path, node])
-            if node.else_case is not None:
-                visit(node.else_case, [*path, None])
-        elif isinstance(node, tirx.AttrStmt):
-            others.update(_buffers(node.value))
-            visit(node.body, [*path, node])
-        elif isinstance(node, tirx.BufferStore):
-            own, value = node.buffer, node.value
-            if _adds(value, node):
-                found.append((node, path))
-                others.update(buffer for buffer in _buffers(value) if not buffer.same_as(own))
-            else:
-                others.update(_buffers(value))
-                if not _starts(node, path, loop):
-                    others.add(own)
-            others.update(buffer for index in node.indices for buffer in _buffers(index))
-        elif not isinstance(node, tirx.AllocBuffer):
-            others.update(_vars(node))
-
-    visit(loop.body, [])
-    bound = _bound(loop)
-    sums = (_sum(store, path, bound) for store, path in found if store.buffer not in others)
-    return [each for each in sums if each]
-
-
-def _sum(store, path, bound: set) -> _Sum | None:
-    """Describe a sum in a loop; None if its parts are not as many as its elements, or not known before."""
-    used = {var for index in store.indices for var in _vars(index)}
-    loops = [node for node in path if isinstance(node, tirx.For)]
-    tile = [each for each in loops if each.loop_var in used]
-    of_tile = {each.loop_var for each in tile}
-    if used & bound != of_tile or any(_buffers(index) for index in store.indices):
-        return None
-    if not all(map(_is_plain, tile)) or any(bound & set(_vars(each.extent)) for each in tile):
-        return None
-    tests = []
-    for node in path:
-        if isinstance(node, tirx.IfThenElse):
-            for test in _conjuncts(node.condition):
-                others = bound & set(_vars(test)) - of_tile
-                if others and of_tile & set(_vars(test)):
-                    return None
-                if not others:
-                    tests.append(test)
-        elif not isinstance(node, tirx.For | tirx.AttrStmt):  # an else
-            return None
-    if any(map(_buffers, tests)):
-        return None
-    return _Sum(store, [each for each in loops if each.loop_var not in used], tile, tests)
-
-
-def _bound(loop) -> set:
-    """Return the variables that a loop defines, its own and those inside of it."""
-    found = {loop.loop_var}
-    definitions = [
-        (tirx.For, lambda node: found.add(node.loop_var)),
-        ((tirx.Bind, tirx.Let), lambda node: found.add(node.var)),
-        (tirx.IterVar, lambda axis: found.add(axis.var)),
-    ]
-    tvm_ffi.structural_walk(loop.body, definitions)
-    return found
-
-
-def _is_plain(loop) -> bool:
-    kinds = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
-    return loop.kind in kinds and isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
-
-
-def _adds(value, store) -> bool:
-    """Tell whether a value is that of the element which is stored, plus something else."""
-    buffer = store.buffer
-    if str(buffer.dtype) not in _FLOATS:
-        return False
-    if isinstance(value, tvm.ir.TensorLoad):
-        same = zip(value.indices, store.indices, strict=True)
-        return value.source.same_as(buffer) and all(tvm_ffi.structural_equal(a, b) for a, b in same)
-    if isinstance(value, tirx.Add):
-        return any(
-            _adds(a, store) and buffer not in _buffers(b) for a, b in ((value.a, value.b), (value.b, value.a))
-        )
-    if isinstance(value, tirx.Sub):
-        return _adds(value.a, store) and buffer not in _buffers(value.b)
-    if isinstance(value, tirx.Select):
-        both = _adds(value.true_value, store) and _adds(value.false_value, store)
-        return both and buffer not in _buffers(value.condition)
-    if isinstance(value, tirx.Let):
-        return _adds(value.body, store) and buffer not in _buffers(value.value)
-    return False
-
-
-def _starts(store, path, loop) -> bool:
-    """Tell whether a statement starts a sum in the loop's first iteration."""
-    first = (node.condition for node in path if isinstance(node, tirx.IfThenElse))
-    return isinstance(store.value, tirx.FloatImm) and any(loop.loop_var in _vars(test) for test in first)
-
-
-def _conjuncts(test) -> list:
-    if isinstance(test, tirx.And):
-        return [*_conjuncts(test.a), *_conjuncts(test.b)]
-    return [test]
-
-
-def _buffers(expr) -> list:
-    """List the buffers that an expression reads."""
-    found = []
-    tvm_ffi.structural_walk(expr, (tvm.ir.TensorLoad, lambda load: found.append(load.source)))
-    return found
-
-
-def _vars(node) -> list:
-    """List the variables of an expression or a statement, and its buffers."""
-    found = []
-    tvm_ffi.structural_walk(node, (tirx.Var, found.append))
-    return found
-
-
 # ---------------------------------------------------------------- blocks
 
 
-class _Rewriter:
-    """Rewrites a kernel; `body` is the result.
+class _Sum(NamedTuple):
+    """A statement in a loop that adds to an accumulator, at an index that the loop does not change."""
 
-    Attributes:
-        lanes: Of a CPU's vector registers.
-        long: The accumulators of long sums, and the addends of a block of each.
-        lengths: By the variable of its outermost loop, the lengths of the loops of a sum, if any is dynamic.
-    """
+    store: tirx.BufferStore
+    mark: tirx.AttrStmt  # what it is inside of
+    tile: list  # the loops between on which the element depends, from the outermost in
+    tests: list  # the conditions on that element under which the statement runs
+    steps: int  # of the loop, for a block of addends
 
-    def __init__(self, body, lanes: int | None):
-        self.lanes, self.long, self.lengths = lanes, {}, {}
-        self.analyzer = tvm.sym.Analyzer()
-        self._measure(body, set())
-        self.body = self._visit(body) if self.long else body
+    def marked(self, statement):
+        return tirx.AttrStmt(self.mark.node, _MARK, self.mark.value, statement)
 
-    def _measure(self, node, seen: set) -> None:
-        """Note the accumulators of long sums, each at its outermost loop."""
-        if isinstance(node, tirx.For) and _is_cut(node):
-            sums = [each for each in _sums(node) if each.store not in seen]
-            for each in sums:
-                lengths = [node.extent, *(loop.extent for loop in each.inside)]
-                longest, block = _limits(each.store)
-                if math.prod(_most(length, self.analyzer) for length in lengths) > longest:
-                    self.long[each.store.buffer] = block
-                    if not all(isinstance(length, tirx.IntImm) for length in lengths):
-                        self.lengths[node.loop_var] = longest, [each.astype("int64") for each in lengths]
-            seen = seen | {each.store for each in sums}
-        for child in _children(node):
-            self._measure(child, seen)
+    def on(self, part, index: list):
+        """Return the statement for a part instead of the accumulator."""
+        own, buffer = tirx.BufferLoad(part, index), self.store.buffer
+        loads = tvm.ir.TensorLoad, lambda load: own if load.source.same_as(buffer) else load
+        return tirx.BufferStore(part, tvm_ffi.structural_map(self.store.value, loads), index)
 
-    def _visit(self, node):
-        if isinstance(node, tirx.SeqStmt):
-            return _seq([self._visit(each) for each in node.seq], node)
-        if isinstance(node, tirx.IfThenElse):
-            cases = [each if each is None else self._visit(each) for each in (node.then_case, node.else_case)]
-            return tirx.IfThenElse(node.condition, *cases)
-        if isinstance(node, tirx.AttrStmt):
-            return tirx.AttrStmt(node.node, node.attr_key, node.value, self._visit(node.body))
-        if not isinstance(node, tirx.For):
-            return node
-        loop = _changed(node, node.extent, self._visit(node.body))
-        cut = self._cut(loop) if _is_cut(node) else loop
-        longest, lengths = self.lengths.get(node.loop_var, (0, []))
-        if not lengths or cut.same_as(loop) or any(_bound(node) & set(_vars(each)) for each in lengths):
-            return cut
-        return tirx.IfThenElse(math.prod(lengths) <= tirx.IntImm("int64", longest), node, cut)
+    def add(self, part, index: list):
+        """Return the statement that adds a part to the accumulator."""
+        buffer, at = self.store.buffer, self.store.indices
+        total = tirx.BufferLoad(buffer, at) + tirx.BufferLoad(part, index)
+        return self.marked(tirx.BufferStore(buffer, total, at))
 
-    def _cut(self, loop, again: int = 1):
+    def of_tile(self, statement, tests: list = ()):
+        for test in tests:
+            statement = tirx.IfThenElse(test, statement, None)
+        for loop in reversed(self.tile):
+            statement = _of_length(loop, loop.extent, statement)
+        return statement
+
+
+class _Cutter:
+    """Cuts loops of a kernel's long sums; `lanes` are those of a CPU's vector registers."""
+
+    def __init__(self, long: list, lanes: int | None):
+        self.long, self.lanes, self.analyzer = long, lanes, tvm.sym.Analyzer()
+
+    def cut(self, loop, again: int = 1):
         """Cut a loop into blocks, and the loop over these too; one of dynamic length once more."""
-        sums = [each for each in _sums(loop) if each.store.buffer in self.long]
+        sums = self._sums(loop) if loop.kind == _SERIAL and _is_plain(loop) else []
         if not sums:
             return loop
-        extent, dtype = loop.extent, str(loop.extent.ty.dtype)
-        static = isinstance(extent, tirx.IntImm)
-        if self.lanes and (vectors := self._vectors(loop, sums)) is not None:
+        if self.lanes and len(sums) == 1 and (vectors := self._vectors(loop, sums[0])) is not None:
             return vectors
-        each = max(math.prod(map(_count, one.inside)) for one in sums)
-        most = min(self.long[one.store.buffer] for one in sums)
-        length = max(1, most // each)
+        extent, length = loop.extent, min(each.steps for each in sums)
+        static = isinstance(extent, tirx.IntImm)
+        if static and int(extent) <= length:
+            return loop
         if static:
-            if int(extent) <= length:
-                return loop
             length = next((n for n in range(length, length // 2, -1) if int(extent) % n == 0), length)
-        size = _integer(length, dtype)
-        count = (
-            _integer(-(-int(extent) // length), dtype)
-            if static
-            else tirx.floordiv(extent + (length - 1), size)
-        )
-        block = tirx.Var(f"{loop.loop_var.name}_block", dtype)
-        first = block * size
-        if not static or int(extent) % length:
-            size = tirx.min(size, extent - first)
-        parts = {one.store: self._part(one) for one in sums}
-        body = tvm_ffi.structural_map(
-            loop.body, (tirx.BufferStore, lambda store: _added_to(store, parts.get(store)))
-        )
-        body = _at(body, loop.loop_var, first + loop.loop_var)
-        inner = tirx.For(loop.loop_var, loop.min, size, loop.kind, body, None, loop.annotations)
-        steps = [
-            *(tirx.AllocBuffer(part) for part, _ in parts.values()),
-            *(_nest(one.tile, [], _zero(*parts[one.store])) for one in sums),
-            inner,
-            *(_nest(one.tile, one.tests, _add(one.store, *parts[one.store])) for one in sums),
-        ]
-        outer = tirx.For(block, _integer(0, dtype), count, tirx.ForKind.SERIAL, tirx.SeqStmt(steps))
-        return self._cut(outer, again - 1) if static or again else outer
+        block = tirx.Var(f"{loop.loop_var.name}_block", str(extent.ty.dtype))
+        before, parts, after = [], {}, []
+        for each in sums:
+            self.long[int(each.mark.value)][0].add(block)
+            shape, index = [n.extent for n in each.tile] or [1], [n.loop_var for n in each.tile] or [0]
+            elements = math.prod(_most(size, self.analyzer) for size in shape)
+            if elements > _ON_STACK and not self.lanes:
+                return loop
+            scope = "global" if elements > _ON_STACK else "local"
+            part = tirx.decl_buffer(shape, str(each.store.buffer.dtype), "part", scope=scope)
+            parts[each.store] = each.on(part, index)
+            before += [tirx.AllocBuffer(part), each.of_tile(_zero(part, index))]
+            after.append(each.of_tile(each.add(part, index), each.tests))
+        body = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, lambda store: parts.get(store, store)))
+        body = _at(body, loop.loop_var, block * length + loop.loop_var)
+        inner = _of_length(loop, tirx.min(extent - block * length, length), body)
+        count = tirx.floordiv(extent + (length - 1), length)
+        outer = tirx.For(block, loop.min, count, loop.kind, tirx.SeqStmt([*before, inner, *after]))
+        return self.cut(outer, again - 1) if static or again else outer
 
-    def _vectors(self, loop, sums: list):
+    def _sums(self, loop) -> list[_Sum]:
+        """List the long sums over a loop whose accumulators nothing else uses inside of it."""
+        marks, sums = [node for node in _all(loop.body, tirx.AttrStmt) if node.attr_key == _MARK], []
+        for mark in marks:
+            variables, most = self.long[int(mark.value)]
+            own = [node for node in marks if int(node.value) == int(mark.value)]
+            for store in _all(mark, tirx.BufferStore) if loop.loop_var in variables else ():
+                uses = [_all(node, tirx.Var).count(store.buffer) for node in (loop.body, *own)]
+                if store.buffer in _buffers(store.value) and uses[0] == sum(uses[1:]):
+                    sums.append(_sum(loop, mark, store, most))
+        return [each for each in sums if each]
+
+    def _vectors(self, loop, one: _Sum):
         """Return a sum of neighbours in memory as one of vectors, and of what is left; None if it is not."""
-        (one, *others), extent, dtype = sums, loop.extent, str(loop.extent.ty.dtype)
-        *starts, last = loop.body.seq if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
-        if others or not last.same_as(one.store) or not _are_vectors(last, loop.loop_var):
+        k, extent, lanes, dtype = loop.loop_var, loop.extent, self.lanes, str(loop.extent.ty.dtype)
+        *starts, last = one.mark.body.seq if isinstance(one.mark.body, tirx.SeqStmt) else [one.mark.body]
+        only = loop.body.same_as(one.mark) and last.same_as(one.store)
+        if not only or not all(isinstance(each, tirx.IfThenElse) for each in starts):
             return None
-        if not all(isinstance(each, tirx.IfThenElse) for each in starts):
+        if isinstance(extent, tirx.IntImm) and int(extent) < _VECTORS * lanes:
             return None
-        if isinstance(extent, tirx.IntImm) and int(extent) < _VECTORS * self.lanes:
+        if any("if_then_else" in str(call.op) for call in _all(last.value, tvm.ir.Call)):
             return None
-        lanes = _integer(self.lanes, dtype)
-        whole = tirx.floordiv(extent, lanes)
-        part = tirx.decl_buffer([self.lanes], str(last.buffer.dtype), "lanes", scope="local")
-        self.long[part] = self.long[last.buffer]
-        lane = tirx.Var("lane", "int32")
+        for load in _all(last.value, tvm.ir.TensorLoad):
+            steps = [self.analyzer.simplify(_at(index, k, k + 1) - index) for index in load.indices]
+            steps = [int(step) if isinstance(step, tirx.IntImm) else -1 for step in steps]
+            if str(load.source.dtype) not in _WHOLE or any(steps[:-1]) or steps[-1:] not in ([], [0], [1]):
+                return None
+        part = tirx.decl_buffer([lanes], str(one.store.buffer.dtype), "lanes", scope="local")
+        lane, whole = tirx.Var("lane", dtype), tirx.floordiv(extent, lanes)
 
         def of_lanes(width: int, statement):
-            return tirx.For(lane, 0, width, tirx.ForKind.VECTORIZED, statement)
+            return tirx.For(lane, loop.min, tirx.IntImm(dtype, width), tirx.ForKind.VECTORIZED, statement)
 
-        added = _at(
-            _added_to(last, (part, [lane])), loop.loop_var, loop.loop_var * lanes + lane.astype(dtype)
-        )
-        vectors = tirx.For(loop.loop_var, loop.min, whole, loop.kind, of_lanes(self.lanes, added))
-        steps = [_at(each, loop.loop_var, _integer(0, dtype)) for each in starts]
-        steps += [tirx.AllocBuffer(part), of_lanes(self.lanes, _zero(part, [lane])), self._cut(vectors)]
-        width = self.lanes // 2
-        while width:
-            half = tirx.BufferLoad(part, [lane]) + tirx.BufferLoad(part, [lane + width])
-            steps.append(of_lanes(width, tirx.BufferStore(part, half, [lane])))
-            width //= 2
-        steps.append(_add(last, part, [0]))
-        if not isinstance(extent, tirx.IntImm) or int(extent) % self.lanes:
-            rest = _at(last, loop.loop_var, whole * lanes + loop.loop_var)
-            steps.append(tirx.For(loop.loop_var, loop.min, extent - whole * lanes, loop.kind, rest))
+        added = one.marked(_at(one.on(part, [lane]), k, k * lanes + lane))
+        left, rest = extent - whole * lanes, one.marked(_at(one.store, k, whole * lanes + k))
+        steps = [one.marked(_at(start, k, loop.min)) for start in starts]
+        steps += [tirx.AllocBuffer(part), of_lanes(lanes, _zero(part, [lane]))]
+        steps.append(self.cut(_of_length(loop, whole, of_lanes(lanes, added))))
+        while lanes := lanes // 2:
+            half = tirx.BufferLoad(part, [lane]) + tirx.BufferLoad(part, [lane + lanes])
+            steps.append(of_lanes(lanes, tirx.BufferStore(part, half, [lane])))
+        steps.append(one.add(part, [0]))
+        if not isinstance(left, tirx.IntImm) or int(left):
+            steps.append(_of_length(loop, left, rest))
         return tirx.SeqStmt(steps)
 
-    def _part(self, one: _Sum) -> tuple:
-        """Return a buffer for the parts of a sum's accumulators, and the index of one."""
-        shape = [loop.extent for loop in one.tile] or [1]
-        elements = math.prod(_most(loop.extent, self.analyzer) for loop in one.tile)
-        scope = "global" if self.lanes and elements > _ON_STACK else "local"
-        part = tirx.decl_buffer(shape, str(one.store.buffer.dtype), "part", scope=scope)
-        return part, [loop.loop_var for loop in one.tile] or [0]
 
-
-def _is_cut(loop) -> bool:
-    return loop.kind == tirx.ForKind.SERIAL and isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
-
-
-def _limits(store) -> tuple[int, int]:
-    """Return how many addends an accumulator takes at most, and how many a block has if there are more."""
-    added = [
-        each for each in (getattr(store.value, side, None) for side in "ab") if isinstance(each, tirx.Mul)
-    ]
-    if any(not tvm_ffi.structural_equal(each.a, each.b) for each in added):
-        return _LONGEST_OF_PRODUCTS, _BLOCK_OF_PRODUCTS
-    return _LONGEST, _BLOCK
-
-
-def _are_vectors(store, var) -> bool:
-    """Tell whether what is added for neighbouring values of a variable lies side by side in memory."""
-    if not isinstance(store, tirx.BufferStore):
-        return False
-    found, calls = [], []
-    visits = [
-        (tvm.ir.TensorLoad, found.append),
-        (tvm.ir.Call, lambda call: calls.append(str(getattr(call.op, "name", "")))),
-    ]
-    tvm_ffi.structural_walk(store.value, visits)
-    if any("if_then_else" in name for name in calls):
-        return False
-    for load in found:
-        *outer, last = load.indices or [_integer(0, "int32")]
-        step = tvm.sym.detect_linear_equation(last, [var])
-        known = len(step) == 2 and isinstance(step[0], tirx.IntImm) and int(step[0]) in (0, 1)
-        if str(load.source.dtype) not in _WHOLE or not known or any(var in _vars(each) for each in outer):
-            return False
-    return True
-
-
-def _count(loop) -> int:
-    """Return how often a loop adds to a sum; if its length is dynamic, it has been cut into blocks."""
-    return int(loop.extent) if isinstance(loop.extent, tirx.IntImm) else 1
-
-
-def _children(node) -> list:
-    if isinstance(node, tirx.SeqStmt):
-        return list(node.seq)
-    if isinstance(node, tirx.IfThenElse):
-        return [each for each in (node.then_case, node.else_case) if each is not None]
-    body = getattr(node, "body", None)
-    return [body] if isinstance(body, tirx.Stmt) else []
-
-
-def _changed(loop, extent, body):
-    return tirx.For(loop.loop_var, loop.min, extent, loop.kind, body, loop.thread_binding, loop.annotations)
-
-
-def _seq(statements: list, node):
-    changed = any(not new.same_as(old) for new, old in zip(statements, node.seq, strict=True))
-    return tirx.SeqStmt(statements) if changed else node
-
-
-def _added_to(store, part):
-    """Return a statement that adds to the part of a sum instead."""
-    if part is None:
-        return store
-    buffer, index = part
-    own = tirx.BufferLoad(buffer, index)
-    value = tvm_ffi.structural_map(
-        store.value,
-        (tvm.ir.TensorLoad, lambda load: own if load.source.same_as(store.buffer) else load),
+def _sum(loop, mark, store, most: int) -> _Sum | None:
+    """Describe a sum in a loop; None if its parts are not as many as its elements, or not known before."""
+    loops, branches = (
+        [node for node in reversed(_all(loop.body, kind)) if store in _all(node, tirx.BufferStore)]
+        for kind in (tirx.For, tirx.IfThenElse)
     )
-    return tirx.BufferStore(buffer, value, index)
+    bound = {node.loop_var for node in (loop, *_all(loop.body, tirx.For))}
+    bound |= {node.var for node in _all(loop.body, tirx.Bind)}
+    used = bound & {var for index in store.indices for var in _all(index, tirx.Var)}
+    tile, tests = [each for each in loops if each.loop_var in used], []
+    for test in (part for branch in branches for part in _conjuncts(branch.condition)):
+        inside = bound.intersection(_all(test, tirx.Var))
+        if inside <= used:
+            tests.append(test)
+        elif inside & used:
+            return None
+    fixed = not any(_buffers(test) for test in tests) and all(branch.else_case is None for branch in branches)
+    plain = all(_is_plain(each) and not bound.intersection(_all(each.extent, tirx.Var)) for each in tile)
+    if not fixed or not plain or used != {each.loop_var for each in tile}:
+        return None
+    adds = (each.extent for each in loops if each not in tile and isinstance(each.extent, tirx.IntImm))
+    return _Sum(store, mark, tile, tests, max(1, most // math.prod(map(int, adds))))
 
 
-def _nest(tile: list, tests: list, statement):
-    """Run a statement for each element of a tile, under these conditions."""
-    for test in tests:
-        statement = tirx.IfThenElse(test, statement, None)
-    for loop in reversed(tile):
-        statement = _changed(loop, loop.extent, statement)
-    return statement
+def _is_plain(loop) -> bool:
+    kinds = _SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
+    return loop.kind in kinds and isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
+
+
+def _conjuncts(test) -> list:
+    return [*_conjuncts(test.a), *_conjuncts(test.b)] if isinstance(test, tirx.And) else [test]
+
+
+def _all(node, kind) -> list:
+    """List the nodes of a kind, inner ones first; buffers are variables."""
+    found = []
+    tvm_ffi.structural_walk(node, (kind, found.append))
+    return found
+
+
+def _buffers(expr) -> list:
+    return [load.source for load in _all(expr, tvm.ir.TensorLoad)]
+
+
+def _of_length(loop, extent, body):
+    return tirx.For(loop.loop_var, loop.min, extent, loop.kind, body, None, loop.annotations)
 
 
 def _zero(buffer, index: list):
     return tirx.BufferStore(buffer, tirx.FloatImm(str(buffer.dtype), 0.0), index)
 
 
-def _add(store, part, index: list):
-    """Add a part to the accumulator that a statement adds to."""
-    total = tirx.BufferLoad(store.buffer, store.indices) + tirx.BufferLoad(part, index)
-    return tirx.BufferStore(store.buffer, total, store.indices)
-
-
 def _at(node, var, value):
     """Replace a variable."""
     return tvm_ffi.structural_map(node, (tirx.Var, lambda each: value if each.same_as(var) else each))
-
-
-def _integer(number: int, dtype: str):
-    return tirx.IntImm(dtype, number)
