@@ -15,7 +15,7 @@ from testing import Function, sampled
 from torch import nn
 from tvm import relax
 
-from tvmfast import Dim, build, from_pytorch
+from tvmfast import Dim, build, from_pytorch, load
 from tvmfast.frontends.pytorch.dynamic import unscript
 
 pytestmark = pytest.mark.filterwarnings(
@@ -244,6 +244,38 @@ def test_outputs_come_out_flat():
     assert_same(apply(lambda x: (x.exp(),)), random(2, 3), eager=apply(lambda x: x.exp()))
 
 
+@pytest.mark.parametrize("shape", [(2, 3), ("rows", 3)])
+@pytest.mark.parametrize("level", [0, 3])
+def test_none_comes_back_in_its_place(level, shape, tmp_path):
+    def network(x, h):
+        return None, x + h, {"a": None, "b": [None, (x * 2, None)]}, h + 1
+
+    x, h = random(2, 3), random(2, 3)
+    specs = {"x": shape, "h": shape}
+    lib = build(*from_pytorch(apply(network), specs), opt_level=level, sizes=[{"rows": 2}] if level else None)
+    lib.save(tmp_path / "net.zip")
+    for each in (lib, load(tmp_path / "net.zip"), lib.session()):
+        assert len(each.outputs) == 3
+        first, total, a, b, twice, last, more = each(x, h)
+        assert [first, a, b, last] == [None] * 4
+        close((total, twice, more), reference(lambda x, h: (x + h, x * 2, h + 1), x, h))
+
+    for outputs, places in (((None, "h", "x"), [0]), (("h", None, "x"), [0]), (("h", "x", None), [1])):
+
+        def step(x, h, outputs=outputs):
+            return tuple({"h": h + x, "x": x * 3, None: None}[each] for each in outputs)
+
+        number = [each for each in outputs if each].index("h")
+        lib = build(*from_pytorch(apply(step), specs), opt_level=level, state={"h": f"output{number}"})
+        result = lib(x)
+        assert [n for n, each in enumerate(result) if each is None] == places
+        close(result[1 - places[0]], reference(lambda x: x * 3, x))
+    alone = build(*from_pytorch(apply(lambda x: (x.exp(), None)), {"x": shape}), opt_level=level)
+    result, none = alone(x)
+    assert none is None
+    close(result, reference(torch.exp, x))
+
+
 def test_a_buffer_that_forward_writes_counts_as_it_was():
     class Counter(nn.Module):
         def __init__(self):
@@ -386,7 +418,8 @@ def small():
         (small, {"x": (3,)}, ValueError, r"does not take x: float32\[3\]"),
         (small, {"x": ((2, 3, 8, 8), "int64")}, ValueError, r"does not take x: int64\[2, 3, 8, 8\]"),
         (lambda: torch.jit.script(small()), {"x": (2, 4, 8, 8)}, ValueError, "does not take x.*channels"),
-        (lambda: apply(lambda x: (x, None)), {"x": (2,)}, ValueError, "None is among its outputs"),
+        (lambda: apply(lambda x: (x, None, 3)), {"x": (2,)}, ValueError, "3 is among its outputs"),
+        (lambda: apply(lambda x: (None, None)), {"x": (2,)}, ValueError, "None is all of its outputs"),
         (lambda: apply(lambda x: x if x.sum() > 0 else -x), {"x": (2,)}, NotImplementedError, "cannot capture"),
         (
             lambda: apply(lambda x: (torch.special.i0(x), torch.digamma(x))),

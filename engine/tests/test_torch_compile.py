@@ -169,6 +169,10 @@ def test_keywords_dataclasses_none_and_sizes():
     assert_equal(fast(ids, mask=mask, scale=-0.5), net(ids, mask=mask, scale=-0.5))
 
 
+def test_none_among_the_results():
+    assert_same(lambda x: (x + 1, None, {"a": None, "b": [x * 2, None]}), torch.randn(2, 3))
+
+
 def test_a_transformer_encoder():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, activation="gelu")
     assert_same(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 5, 8))

@@ -188,7 +188,8 @@ def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dic
         "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
         the values that are the outputs; "tuple", whether the result is one; by kernel name "kernels" (its
         schedule), "costs" (see `costs.cost`, and the operators that it fuses) and "workloads" (only
-        kernels that have one); and "state", if there is any. A node has the name of its result, its kernel
+        kernels that have one); and "state" and "absent" (the positions of None among the results of a
+        call), if there are any. A node has the name of its result, its kernel
         (or the Relax operator that the runtime serves), the values it reads, and the shape and dtype of its
         result; "in_place" is true if that is the first value it reads, which it updates in part.
 
@@ -203,6 +204,7 @@ def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dic
             casts[binding.var] = casts.get(binding.value, binding.value)
     result = main.ret_ty
     several = isinstance(result, tvm.ir.TupleType)
+    absent = (main.attrs or {}).get("tvmfast.absent")
     kernels = [(var, func) for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
     kernels.sort(key=lambda item: item[0].name_hint)
     notes = {var.name_hint: annotations.of_function(func) for var, func in kernels}
@@ -222,6 +224,7 @@ def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dic
         },
         "workloads": {name: note["workload"] for name, note in notes.items() if note["workload"]},
         **({"state": context.state} if context.state else {}),
+        **({"absent": [int(n) for n in absent]} if absent else {}),
     }
 
 

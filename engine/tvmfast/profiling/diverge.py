@@ -189,7 +189,8 @@ def _reference(model: Any, inputs: Mapping[str, np.ndarray], params: Mapping) ->
 
 def _run(lib: Compiled, inputs: Iterable[np.ndarray]) -> tuple[np.ndarray, ...]:
     results = lib(*inputs)
-    return results if isinstance(results, tuple) else (results,)
+    results = results if isinstance(results, tuple) else (results,)
+    return tuple(each for each in results if each is not None)
 
 
 # ---------------------------------------------------------------- comparing

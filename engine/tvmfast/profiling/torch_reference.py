@@ -69,6 +69,6 @@ def torch_reference(model: Any, inputs: Mapping[str, np.ndarray]) -> Reference:
         network = model.module() if isinstance(model, ExportedProgram) else model
         with torch.no_grad():
             result = network(*(x.clone() for x in arrays))
-        return [x.numpy() for x in tree_leaves(result)]
+        return [x.numpy() for x in tree_leaves(result) if x is not None]
 
     return Reference(mod, recording.values, read, outputs, rounded=False)

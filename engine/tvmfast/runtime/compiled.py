@@ -86,7 +86,11 @@ class Compiled:
         self.state = [each for each in inputs if each.name in state]
         self._is_state = [each.name in state for each in inputs]
         self._fed = [state[each.name] for each in self.state]
-        self._several = len(self.outputs) != 1 or (graph["tuple"] and not state)
+        self._absent = [  # the positions of None among what a call returns, which has no state
+            n - sum(fed < n - before for fed in state.values())
+            for before, n in enumerate(graph.get("absent", ()))
+        ]
+        self._several = len(self.outputs) != 1 or (graph["tuple"] and not state) or bool(self._absent)
 
     def _variant(self, graph: dict, params: dict) -> "Compiled":
         """Return a shape variant, which shares all but what `_describe` sets, and its function."""
@@ -126,8 +130,9 @@ class Compiled:
             **kwargs: The same, by the names of the inputs.
 
         Returns:
-            A NumPy array, or a tuple of them if the model has several outputs. Where integers are divided by
-            0, the quotient and the remainder are 0, as NumPy's are; PyTorch raises an error.
+            A NumPy array, or a tuple of them if the model has several outputs, with None where a network of
+            PyTorch returns it; `outputs` lists the arrays alone. Where integers are divided by 0, the
+            quotient and the remainder are 0, as NumPy's are; PyTorch raises an error.
 
         Raises:
             TypeError: The number, the name or the type of an argument is wrong.
@@ -139,7 +144,12 @@ class Compiled:
 
     def arrays(self, result: list[tvm_ffi.Tensor]) -> np.ndarray | tuple[np.ndarray, ...]:
         """Return what `run` returns as a call does."""
-        return tuple(map(to_numpy, result)) if self._several else to_numpy(result[0])
+        if not self._several:
+            return to_numpy(result[0])
+        arrays = list(map(to_numpy, result))
+        for position in self._absent:
+            arrays.insert(position, None)
+        return tuple(arrays)
 
     def session(self) -> "Session":
         """Make a `Session`: the same network, with a state of its own that starts from zeros."""

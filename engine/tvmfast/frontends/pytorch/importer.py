@@ -37,7 +37,7 @@ from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
 from .complex import without_complex
 from .dynamic import OF_PROGRAM, SCRIPTED, as_module, find_suspects, signature_of, unscript, zeros
-from .inline import foreign, used_results
+from .inline import foreign, resizes_of_uint8, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
@@ -66,7 +66,8 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
         `(mod, params)` as `tvmfast.frontends` describes. `params` holds copies, in the order of `main`'s
         parameters and under the weights' names in `state_dict()`; batch norm's statistics and constants of
         the graph are included, weights that the graph does not use are not. Nested outputs become one flat
-        tuple, a single one a tensor. What forward writes into its own buffers is lost.
+        tuple, a single one a tensor; None among them comes back in its place. What forward writes into its
+        own buffers is lost.
 
     Raises:
         TypeError: `model` is of another kind, or a weight is not a dense tensor of numbers.
@@ -121,8 +122,10 @@ def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSp
         without_complex(program.graph, table)
         used_results(program.graph, table)
         foreign(program.graph, table)
+        if has_dynamic_dims:
+            resizes_of_uint8(program.graph, table)
         combine(program, has_dynamic_dims)
-        _check_program(program)
+        absent = _check_program(program)
         promote(program.graph_module)
         program, weights = _lift_weights(program)
         try:
@@ -137,6 +140,8 @@ def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSp
                 f"TVM's importer fails on this network: {errors.lines(error)[0]}; {_WAY_OUT}"
             ) from error
     mod = relax.transform.DeadCodeElimination()(mod)  # such as max pooling's indices, if nothing reads them
+    if absent:
+        mod["main"] = mod["main"].with_attr("tvmfast.absent", absent)
     # Copies of the weights, so that further training does not change what was built.
     arrays = {
         name: tvm.runtime.from_dlpack(tensor.cpu().clone(memory_format=torch.contiguous_format))
@@ -264,8 +269,11 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
     return exported_program._decompose_exported_program(program, **tables, **options)
 
 
-def _check_program(program: ExportedProgram) -> None:
-    """Raise the errors that a decomposed `program` shows before TVM's importer sees it."""
+def _check_program(program: ExportedProgram) -> list[int]:
+    """Raise the errors that a decomposed `program` shows before TVM's importer sees it.
+
+    Returns the positions of None among its outputs.
+    """
     nodes = program.graph.nodes
     calls = [node.target for node in nodes if node.op == "call_function"]
     if training := sorted({call.__name__ for call in calls} & _TRAINING_OPS):
@@ -298,11 +306,18 @@ def _check_program(program: ExportedProgram) -> None:
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
     specs = program.graph_signature.output_specs
     outputs = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
-    if others := [getattr(arg, "value", arg) for arg in outputs if not isinstance(arg, TensorArgument)]:
+    others = {
+        n: getattr(arg, "value", arg) for n, arg in enumerate(outputs) if not isinstance(arg, TensorArgument)
+    }
+    absent = [n for n, value in others.items() if value is None]
+    if len(absent) < len(others) or len(absent) == len(outputs):
+        value = next((value for value in others.values() if value is not None), None)
         raise ValueError(
-            f"model: expected the network to return tensors alone, but {others[0]!r} is among its outputs; "
-            "wrap it in a module that returns only tensors"
+            f"model: expected the network to return tensors, and at most None beside them, but {value!r} is "
+            f"{'among' if value is not None else 'all of'} its outputs; wrap it in a module that returns "
+            "only tensors"
         )
+    return absent
 
 
 def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
@@ -352,7 +367,8 @@ def _lift_weights(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, 
     signature = program.graph_signature
     output_specs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     output = program.graph.output_node()
-    output.args = (output.args[0][len(signature.output_specs) - len(output_specs) :],)
+    returned = output.args[0][len(signature.output_specs) - len(output_specs) :]
+    output.args = ([each for each in returned if each is not None],)
     arguments = [TensorArgument(each.name) for each in output.args[0]]
     output_specs = [OutputSpec(OutputKind.USER_OUTPUT, argument, None) for argument in arguments]
     program.graph.eliminate_dead_code()
