@@ -254,17 +254,25 @@ def _split(n: Node):
 
 @converts("Slice")
 def _slice(n: Node):
-    """Slice; where nothing is within the bounds, TVM fails if the end lies before the begin.
+    """Slice; backwards, slice the flipped axis forwards, which serves a dynamic one, too.
 
-    TVM adds the step to a size, in 64 bits, and does not move the begin of a negative step into the axis.
+    Where nothing is within the bounds, TVM fails if the end lies before the begin. It adds the step to a
+    size, in 64 bits.
     """
     if not isinstance(n.inputs[0].ty, relax.TensorType):
         return n.tvm_converter()
-    begins, ends, axes, steps = (n.known(i) for i in range(1, 5))
+    x, (begins, ends, axes, steps) = n.x, (n.known(i) for i in range(1, 5))
+    begins, ends = begins.astype("int64"), ends.astype("int64")
     axes = np.arange(len(begins)) if axes is None else axes
     steps = np.ones_like(begins) if steps is None else np.clip(steps, -_LONGEST, _LONGEST)
-    first = [-n.shape[axis] for axis in axes]
-    begins = np.where(steps < 0, np.maximum(begins, first), begins)
+    for axis in axes[steps < 0].tolist():
+        x = n.emit(R.flip(x, axis))
+    last = [n.shape[axis] - 1 for axis in axes]  # where ONNX moves the begin of a backward one
+    begins, ends = (np.where(steps < 0, -1 - each, each) for each in (begins, ends))
+    begins, steps = np.where(steps < 0, np.minimum(begins, last), begins), abs(steps)
+    begins, ends = (np.where(each <= -_LONGEST, 0, each) for each in (begins, ends))
+    if np.all((begins == 0) & (ends >= _LONGEST) & (steps == 1)):
+        return x
     none = [
         not range(n.shape[axis])[begin:end:step]
         for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True)
@@ -272,7 +280,7 @@ def _slice(n: Node):
     pairs = (0, begins), (0, ends), (1, steps)
     bounds = (np.where(none, other, each).astype("int64") for other, each in pairs)
     begins, ends, steps = map(n.const, bounds)
-    return n.tvm_converter(n.x, begins, ends, n.const(axes), steps)
+    return n.tvm_converter(x, begins, ends, n.const(axes), steps)
 
 
 @converts("Pad")
