@@ -16,6 +16,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
 from ....core.relax import cast_array, constant_array
 from ....kernels import linalg
+from ....kernels.detection.regions import region_maxima
 from ...context import shape_of
 from ...ops.common import expm1_below_1, of_whole_regions, regions, softplus
 from .node import Node, converts
@@ -500,17 +501,22 @@ def _embeddings(n: Node):
 
 @converts("RoiAlign")
 def _roi_align(n: Node):
-    """Refuse mode "max": ONNX takes the maximum before summing a point's weighted neighbours, TVM after.
+    """Align regions; TVM's mode "max" is another: it takes the maximum of interpolated points.
 
     The corners of half pixels lie half a pixel of the scaled image further up; TVM's frontend takes one of
     the regions' image.
     """
-    reason = "RoiAlign with mode 'max': TVM's takes the maximum of interpolated points"
-    n.refuse_if(n.text("mode", "avg") == "max", reason)
     reason = "RoiAlign of float16, which TVM computes in float32: cast to float32 before"
     n.refuse_if(n.dtype == "float16", reason)
     default = "half_pixel" if n.opset >= 16 else "output_half_pixel"
     is_aligned = n.text("coordinate_transformation_mode", default) == "half_pixel"
+    if n.text("mode", "avg") == "max":
+        size = n.get("output_height", 1), n.get("output_width", 1)
+        how = size, n.get("spatial_scale", 1.0), n.get("sampling_ratio", 0), is_aligned
+        images = R.astype(n.checked(n.inputs[2], n.shape[:1], negative=False), "int64")
+        result = (shape_of(n.inputs[1])[0], n.shape[1], *size), n.dtype
+        inputs = [n.x, n.inputs[1], n.emit(images)]
+        return n.call("region_maxima", region_maxima(n.dtype, *how), inputs, result)[0]
     if is_aligned:
         n.inputs[1] = n.emit(R.add(n.inputs[1], n.const(0.5 - 0.5 / n.get("spatial_scale", 1.0))))
     result = _checked(n, {2: n.shape[:1]}, negative=False)
