@@ -1,8 +1,11 @@
 """Networks with a dynamic length, height or width: results, what is inferred, what is refused."""
 
+import io
 import itertools
+import warnings
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -620,6 +623,24 @@ def test_an_error_at_a_size_that_was_not_asked_for_says_so():
     with pytest.raises(ValueError, match=r"tried with H 1: .* Dim\('H', lower, upper\), or static dims"):
         tvmfast.from_onnx(model)
     tvmfast.from_onnx(model, {"x": (1, 2, tvmfast.Dim("H", 3), 8)})
+
+
+def test_sizes_that_an_exporter_has_turned_into_those_of_its_example():
+    file, ones = io.BytesIO(), Function(lambda x: torch.ones(int(x.shape[0]), 3) + x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = {"input_names": ["x"], "dynamic_axes": {"x": {0: "N"}}}
+        torch.onnx.export(ones.eval(), (torch.zeros(2, 3),), file, dynamo=False, **names)
+    advice = r".* tried with N .*\. The file comes from .* older exporter, .* export it with dynamo=True$"
+    with pytest.raises(ValueError, match=advice):
+        tvmfast.from_onnx(file.getvalue())
+    with pytest.raises(ValueError, match=r"not work with inputs of these shapes.* export it with dynamo=True$"):
+        tvmfast.from_onnx(file.getvalue(), {"x": (5, 3)})
+    tvmfast.from_onnx(file.getvalue(), {"x": (2, 3)})
+    model = onnx.load_from_string(file.getvalue())
+    model.graph.node[0].metadata_props.add(key="namespace", value="of the newer exporter")
+    with pytest.raises(ValueError, match="or static dims\\)$"):
+        tvmfast.from_onnx(model)
 
 
 def test_a_length_of_1_may_be_another_network():

@@ -1,4 +1,4 @@
-"""Splits with dynamic dims: of a static axis, and of a dynamic one, into parts that are floor divisions."""
+"""Splits and slices with dynamic dims: of a static axis, and of a dynamic one, into floor divisions or backwards."""
 
 import numpy as np
 import onnxruntime
@@ -117,3 +117,47 @@ def test_a_slice_up_to_the_largest_number_in_a_file(rng):
 def test_a_slice_that_some_lengths_end_before_in_a_file():
     with pytest.raises(NotImplementedError, match="cannot keep 'n' dynamic: a dim is .*5000"):
         tvmfast.from_onnx(sliced(5000))
+
+
+LONG, INT = np.iinfo("int64"), np.iinfo("int32")
+# The begin, end and step of slices of an axis of 10 or more; some are empty.
+BACKWARDS = [
+    *((-1, LONG.min, -1), (LONG.max, LONG.min, -1), (-1, -LONG.max, -1), (-1, INT.min, -1), (5, LONG.min, -1)),
+    *((-2, 0, -2), (7, 1, -3), (-1, -4, -1), (INT.max, 2, -2), (-9, LONG.min, -1), (2, 5, -1), (0, LONG.min, -1)),
+    *((1, LONG.max, 2), (LONG.min, LONG.max, 1), (LONG.min, 2, 1), (3, LONG.min, 1)),
+]
+BEYOND = [(-30, LONG.min, -1), (30, -30, -7)]  # they depend on the size of a shorter axis
+
+
+def backwards(dtype: str, bounds: list):
+    """Make a model of slices of the second axis of a tensor (2, n, 3), one of them of the third too."""
+    names = [f"y{number}" for number in range(len(bounds))]
+    outputs = ", ".join(f"{dtype}[a_{name}, b_{name}, c_{name}] {name}" for name in [*names, "z"])
+    parts = []
+    for name, each in zip(names, bounds, strict=True):
+        given = zip(("begin", "end", "step"), each, strict=True)
+        parts += [f"{name}_{what} = Constant<value_ints = [{number}]>()" for what, number in given]
+        parts.append(f"{name} = Slice(x, {name}_begin, {name}_end, axis, {name}_step)")
+    constants = {"last": [-1, -1], "least": [LONG.min, -3], "axes": [-2, 2], "back": [-1, -1], "axis": [1]}
+    parts = [f"{name} = Constant<value_ints = {value}>()" for name, value in constants.items()] + parts
+    head = f'<ir_version: 10, opset_import: ["": 18]> g ({dtype}[2, n, 3] x) => ({outputs})'
+    return parser.parse_model(f"{head} {{ {' '.join(parts)} z = Slice(x, last, least, axes, back) }}")
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [("float", (10, 11, 67)), ("uint8", (1,)), ("float16", (2,)), ("int64", (10,)), ("bool", (13,))],
+    ids=str,
+)
+def test_slices_backwards_in_a_file(rng, level, dtype, sizes):
+    is_dynamic = len(sizes) > 1
+    model = backwards(dtype, BACKWARDS if is_dynamic else BACKWARDS + BEYOND)
+    shape = (2, tvmfast.Dim("n", 10) if is_dynamic else sizes[0], 3)
+    lib = tvmfast.build(*tvmfast.from_onnx(model, {"x": shape}), opt_level=level)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for n in sizes:
+        x = rng.integers(0, 2 if dtype == "bool" else 100, (2, n, 3)).astype("float32" if is_dynamic else dtype)
+        for got, want in zip(lib(x), session.run(None, {"x": x}), strict=True):
+            assert (got.dtype, got.shape) == (want.dtype, want.shape)
+            np.testing.assert_array_equal(got, want)

@@ -2,6 +2,8 @@
 one model, held against ONNX Runtime, or against ONNX's reference where that has no kernel.
 """
 
+import itertools
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -248,6 +250,43 @@ def test_deformable_convolution(rng):
     far = feed["far"] = feed["offset"].copy()
     far[0, 3], far[1, ::2, 0, 0] = np.inf, 3e9
     agree(model_of(feed, "", DEFORMED, 19), feed, terms=2 * 3 * 2)
+
+
+@pytest.mark.parametrize(
+    ("opset", "kind", "level"), [(16, "float", 0), (16, "float", 3), (10, "float", 0), (16, "double", 0)]
+)
+def test_the_maxima_of_regions(rng, opset, kind, level):
+    """Of a number of regions, and pictures of a width, that are known in the run; some regions have no area."""
+    modes = ["half_pixel", "output_half_pixel"] if opset >= 16 else [""]
+    nodes, count = [], itertools.count()
+    for mode, (samples, scale, height) in itertools.product(modes, [(0, 0.4, 3), (1, 1.0, 1), (3, 0.7, 2)]):
+        how = f'mode = "max", sampling_ratio = {samples}, spatial_scale = {scale}, output_height = {height}'
+        how += f', output_width = 2, coordinate_transformation_mode = "{mode}"' if mode else ", output_width = 2"
+        name = f"y{next(count)}"
+        nodes.append(f"{name} = RoiAlign<{how}>(x, regions, images) | {name} {kind} 4")
+    dtype = {"float": "float32"}.get(kind, "float64")
+    feed = {
+        "x": rng.standard_normal((2, 3, 9, 12)),
+        "regions": rng.uniform(-3, 16, (8, 2, 2)),
+        "images": np.arange(8) % 2,
+    }
+    feed["regions"] = np.sort(feed["regions"], 1).reshape(8, 4)
+    feed["regions"][:3] = (3, 4, 3, 4), (9, 8, 2, 1), (0, 0, 2, 3)
+    feed["x"][0, 0, 2, 3], feed["x"][1, 1, 4, 4] = np.inf, np.nan
+    feed = {name: each.astype(dtype) if each.dtype.kind == "f" else each for name, each in feed.items()}
+    model = model_of(feed, "", nodes, opset)
+    shapes = {"x": (2, 3, 9, "width"), "regions": ("count", 4), "images": ("count",)}
+    for value, shape in zip(model.graph.input, shapes.values(), strict=True):
+        for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+            dim.Clear()
+            dim.MergeFrom(type(dim)(dim_value=size) if isinstance(size, int) else type(dim)(dim_param=size))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    lib = build(*from_onnx(model), opt_level=level)
+    for width, regions in ((12, 8), (5, 1)):
+        given = feed["x"][..., :width], feed["regions"][:regions], feed["images"][:regions]
+        given = [np.ascontiguousarray(each) for each in given]
+        # a corner is rounded to a part of the coordinates, up to 16
+        close(lib(*given), session.run(None, dict(zip(feed, given, strict=True))), terms=16 * 16, rounded=True)
 
 
 ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"

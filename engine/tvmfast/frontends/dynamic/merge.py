@@ -399,6 +399,8 @@ class GraphMerge(DimInference):
             if len(numbers) > 1 or None in numbers:
                 raise UnsupportedDynamism("the graph depends on it")
             return self.merged_vars[numbers.pop()]
+        if isinstance(first, tvm.ir.GlobalVar) and len({expr.name_hint for expr in exprs}) == 1:
+            return first  # of the same kernel, by `_same_functions`
         if isinstance(first, tvm.ir.Call):
             return self._call(exprs)
         if isinstance(first, relax.Tuple):

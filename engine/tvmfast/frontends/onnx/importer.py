@@ -72,6 +72,7 @@ def from_onnx(
     check_functions(proto)
     passes.check_widths(proto.graph)
     _fix_values(proto.graph, values)
+    has_dynamic_axes = _has_dynamic_axes_of_older_exporter(proto)
     specs = _settle_inputs(proto.graph, inputs)
 
     operands = {}  # of comparisons, by the inputs
@@ -83,7 +84,30 @@ def from_onnx(
             copy.CopyFrom(proto)
         return _import(copy, static, operands.setdefault(tuple(static), {}), has_dynamic_dims)
 
-    return with_dynamic_dims(import_at, specs, suspects_of=lambda merged: compared(specs, merged, operands))
+    try:
+        return with_dynamic_dims(
+            import_at, specs, suspects_of=lambda merged: compared(specs, merged, operands)
+        )
+    except (NotImplementedError, ValueError) as error:
+        is_dynamic = isinstance(error, ValueError) or dims_of(spec.shape for spec in specs)
+        if not (is_dynamic and has_dynamic_axes and type(error) in (NotImplementedError, ValueError)):
+            raise
+        raise type(error)(
+            f"{error}. The file comes from torch.onnx.export's older exporter, which may have turned sizes "
+            "that the network computes with into those of its example: if so, export it with dynamo=True"
+        ) from error
+
+
+def _has_dynamic_axes_of_older_exporter(proto: onnx.ModelProto) -> bool:
+    """Return whether torch.onnx.export wrote a file with dynamic axes, and without dynamo=True.
+
+    With it, nodes have metadata, or are functions.
+    """
+    is_newer = proto.functions or any(node.metadata_props for node in proto.graph.node)
+    if proto.producer_name != "pytorch" or is_newer:
+        return False
+    shapes = (value.type.tensor_type.shape.dim for value in proto.graph.input)
+    return any(dim.dim_param for shape in shapes for dim in shape)
 
 
 def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has_dynamic_dims: bool) -> Model:

@@ -16,6 +16,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 
 from ....core.relax import cast_array, constant_array
 from ....kernels import linalg
+from ....kernels.detection.regions import region_maxima
 from ...context import shape_of
 from ...ops.common import expm1_below_1, of_whole_regions, regions, softplus
 from .node import Node, converts
@@ -254,17 +255,25 @@ def _split(n: Node):
 
 @converts("Slice")
 def _slice(n: Node):
-    """Slice; where nothing is within the bounds, TVM fails if the end lies before the begin.
+    """Slice; backwards, slice the flipped axis forwards, which serves a dynamic one, too.
 
-    TVM adds the step to a size, in 64 bits, and does not move the begin of a negative step into the axis.
+    Where nothing is within the bounds, TVM fails if the end lies before the begin. It adds the step to a
+    size, in 64 bits.
     """
     if not isinstance(n.inputs[0].ty, relax.TensorType):
         return n.tvm_converter()
-    begins, ends, axes, steps = (n.known(i) for i in range(1, 5))
+    x, (begins, ends, axes, steps) = n.x, (n.known(i) for i in range(1, 5))
+    begins, ends = begins.astype("int64"), ends.astype("int64")
     axes = np.arange(len(begins)) if axes is None else axes
     steps = np.ones_like(begins) if steps is None else np.clip(steps, -_LONGEST, _LONGEST)
-    first = [-n.shape[axis] for axis in axes]
-    begins = np.where(steps < 0, np.maximum(begins, first), begins)
+    for axis in axes[steps < 0].tolist():
+        x = n.emit(R.flip(x, axis))
+    last = [n.shape[axis] - 1 for axis in axes]  # where ONNX moves the begin of a backward one
+    begins, ends = (np.where(steps < 0, -1 - each, each) for each in (begins, ends))
+    begins, steps = np.where(steps < 0, np.minimum(begins, last), begins), abs(steps)
+    begins, ends = (np.where(each <= -_LONGEST, 0, each) for each in (begins, ends))
+    if np.all((begins == 0) & (ends >= _LONGEST) & (steps == 1)):
+        return x
     none = [
         not range(n.shape[axis])[begin:end:step]
         for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True)
@@ -272,7 +281,7 @@ def _slice(n: Node):
     pairs = (0, begins), (0, ends), (1, steps)
     bounds = (np.where(none, other, each).astype("int64") for other, each in pairs)
     begins, ends, steps = map(n.const, bounds)
-    return n.tvm_converter(n.x, begins, ends, n.const(axes), steps)
+    return n.tvm_converter(x, begins, ends, n.const(axes), steps)
 
 
 @converts("Pad")
@@ -492,17 +501,22 @@ def _embeddings(n: Node):
 
 @converts("RoiAlign")
 def _roi_align(n: Node):
-    """Refuse mode "max": ONNX takes the maximum before summing a point's weighted neighbours, TVM after.
+    """Align regions; TVM's mode "max" is another: it takes the maximum of interpolated points.
 
     The corners of half pixels lie half a pixel of the scaled image further up; TVM's frontend takes one of
     the regions' image.
     """
-    reason = "RoiAlign with mode 'max': TVM's takes the maximum of interpolated points"
-    n.refuse_if(n.text("mode", "avg") == "max", reason)
     reason = "RoiAlign of float16, which TVM computes in float32: cast to float32 before"
     n.refuse_if(n.dtype == "float16", reason)
     default = "half_pixel" if n.opset >= 16 else "output_half_pixel"
     is_aligned = n.text("coordinate_transformation_mode", default) == "half_pixel"
+    if n.text("mode", "avg") == "max":
+        size = n.get("output_height", 1), n.get("output_width", 1)
+        how = size, n.get("spatial_scale", 1.0), n.get("sampling_ratio", 0), is_aligned
+        images = R.astype(n.checked(n.inputs[2], n.shape[:1], negative=False), "int64")
+        result = (shape_of(n.inputs[1])[0], n.shape[1], *size), n.dtype
+        inputs = [n.x, n.inputs[1], n.emit(images)]
+        return n.call("region_maxima", region_maxima(n.dtype, *how), inputs, result)[0]
     if is_aligned:
         n.inputs[1] = n.emit(R.add(n.inputs[1], n.const(0.5 - 0.5 / n.get("spatial_scale", 1.0))))
     result = _checked(n, {2: n.shape[:1]}, negative=False)
