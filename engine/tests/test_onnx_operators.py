@@ -298,6 +298,7 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
         ("Expand(x, two)", "Expand 'y': its input 'two' has to be known before the run.*give that in"),
         ("TopK(x, many)", "TopK 'y,z': its input 'many'"),
         ("NonZero(x)", "NonZero 'y': the shape of its output depends on the data"),
+        ("NonMaxSuppression(x, x)", "cut the graph before it, by .*extract_model with the outputs 'x' and 'x'"),
         ("DFT(x, n)", "DFT 'y': its input 'n'"),
         ('Pad<mode = "symmetric">(x, ends)', "Pad with mode 'symmetric': expected constant, edge, reflect or wrap"),
         ('Pad<mode = "edge">(x, crops)', "Pad with mode 'edge' of an axis without elements"),
@@ -308,7 +309,7 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
 )
 def test_what_cannot_be_is_refused_by_name(node, words):
     outputs = "y, z" if node.startswith("TopK") else "y"
-    given = "float[1, 4, 5] x" if node.startswith(("Cast", "RandomNormalLike", "NonZero", "Dropout", "Pad")) else ONE
+    given = "float[1, 4, 5] x" if node.startswith(("Cast", "RandomNormalLike", "Non", "Dropout", "Pad")) else ONE
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({given}) => ({_typed(node, outputs)}) '
         f"<float half = {{0.5}}, bool yes = {{1}}, int64[6] ends = {{0, 0, 1, 0, 0, 1}}, "
@@ -319,6 +320,6 @@ def test_what_cannot_be_is_refused_by_name(node, words):
 
 
 def _typed(node: str, outputs: str) -> str:
-    kinds = {"NonZero": "int64", "Cast": "float8e4m3fn"}
+    kinds = {"NonZero": "int64", "NonMaxSuppression": "int64", "Cast": "float8e4m3fn"}
     first = next((kind for op, kind in kinds.items() if node.startswith(op)), "float")
     return f"{first} y" + (f", {'int64' if node.startswith('TopK') else 'float'} z" if "z" in outputs else "")

@@ -136,10 +136,10 @@ UNOPTIMIZED = {
     for name in (
         "bounds_check", "classic_ops", "combine_parallel", "conv_transpose", "cuda_nms", "deploy", "dynamic_axes",
         "dynamic_dims", "dynamic_pads", "dynamic_recurrent", "dynamic_reshapes", "dynamic_splits", "fold", "frontends",
-        "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch", "logging", "mxnet_checkpoints", "mxnet_numpy",
-        "onnx_control_flow", "onnx_operators", "pytorch_added_operators", "pytorch_integers", "pytorch_types",
-        "records", "recurrent", "runtime", "shape_variants", "specializations", "state", "torch_compile", "tracing",
-        "windows",
+        "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch", "logging", "mxnet_checkpoints",
+        "mxnet_lengths", "mxnet_numpy", "onnx_control_flow", "onnx_operators", "pytorch_added_operators",
+        "pytorch_integers", "pytorch_types", "records", "recurrent", "runtime", "shape_variants", "specializations",
+        "state", "torch_compile", "tracing", "windows",
     )
 }  # fmt: skip
 _llvm = {}  # options that kernels are compiled with: those of the test that runs

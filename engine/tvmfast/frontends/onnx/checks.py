@@ -96,9 +96,16 @@ def require_known(graph: onnx.GraphProto) -> None:
                 "cut the graph before it"
             )
         if name is None:
+            cut = "cut the graph before it"
+            if node.op_type == "NonMaxSuppression":
+                cut += ", by onnx.utils.extract_model with the outputs "
+                cut += (
+                    f"{node.input[0]!r} and {node.input[1]!r}, the boxes and their scores, and compute the "
+                )
+                cut += "rest afterwards, as by torchvision.ops.batched_nms"
             raise NotImplementedError(
                 f"{label}: the shape of its output depends on the data, and TVM compiles for static "
-                "shapes; cut the graph before it"
+                f"shapes; {cut}"
             )
         if given := ", ".join(map(repr, sorted(sources & inputs))):
             raise NotImplementedError(

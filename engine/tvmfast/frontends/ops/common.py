@@ -88,6 +88,25 @@ def regions(rois: relax.Expr, images: int, operator: str, bb: relax.BlockBuilder
     return bb.emit(R.concat([R.astype(indices, rois.ty.dtype), R.strided_slice(rois, [1], [1], [5])], 1))
 
 
+def counter(shape: Sequence[int], axis: int) -> relax.Expr:
+    """Return 0, 1, … along an axis of tensors of this shape, of size 1 along all others: int64."""
+    return along(R.arange(0, shape[axis], 1, "int64"), shape, axis)
+
+
+def along(row: relax.Expr, shape: Sequence[int], axis: int) -> relax.Expr:
+    """Return a vector, reshaped to lie along an axis of tensors of this shape."""
+    return R.reshape(row, [n if i == axis else 1 for i, n in enumerate(shape)])
+
+
+def reversed_sequences(bb, x: relax.Expr, lengths: relax.Expr, time: int, batch: int) -> relax.Expr:
+    """Reverse the first elements along `time` of each sequence, as many as its length says: int64."""
+    shape = static_shape(x.ty)
+    lengths, indices = along(lengths, shape, batch), counter(shape, time)
+    mirrored = R.subtract(R.subtract(lengths, relax.const(1, "int64")), indices)
+    indices = R.where(R.less(indices, lengths), mirrored, indices)
+    return R.gather_elements(x, bb.normalize(R.broadcast_to(bb.normalize(indices), shape)), time)
+
+
 def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax.Expr:
     """Pad `x` with its own elements, axis by axis, as NumPy's modes edge, reflect and symmetric do."""
     for axis, ((before, after), size) in enumerate(zip(widths, static_shape(x.ty), strict=True)):

@@ -29,6 +29,7 @@ _OLDER = {  # operators that do the same as an older one
     )},
     "_npi_absolute": "abs", "_npi_arange": "_arange", "_np_copy": "_copy", "_np_repeat": "repeat",
     "_np_transpose": "transpose",
+    "_npx_sequence_mask": "SequenceMask",
 }  # fmt: skip
 for _name, _older in _OLDER.items():
     converts(_name)(CONVERTERS[_older])

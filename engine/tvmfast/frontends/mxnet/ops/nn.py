@@ -12,9 +12,9 @@ from ....core.relax import ceildiv
 from ....kernels.recurrent.cell import OF_CUDNN
 from ....kernels.recurrent.emit import emit
 from ...context import dtype_of, shape_of
-from ...ops.common import deformed, local_response_norm, padded, product, window_counts
+from ...ops.common import counter, deformed, local_response_norm, padded, product, window_counts
 from ..files import Node
-from .call import Call, converts
+from .call import CONVERTERS, Call, converts
 
 # ---------------------------------------------------------------- convolutions and products
 
@@ -218,20 +218,25 @@ def _lrn(c: Call):
 @converts("Pooling", "Pooling_v1")
 def _pooling(c: Call):
     kind, axes = c.get("pool_type", "max"), c.rank - 2
-    c.refuse(layout=("NCW", "NCHW", "NCDHW"), pool_type=("max", "avg", "sum"))
-    c.refuse(pooling_convention=("valid", "full"))
+    c.refuse(layout=("NCW", "NCHW", "NCDHW"), pool_type=("max", "avg", "sum", "lp"), p_value=(1, 2, 3))
+    if kind == "lp":
+        return _lp_pooling(c)
+    convention = c.get("pooling_convention", "valid")
+    c.refuse(pooling_convention=("valid", "full", "same") if axes == 1 else ("valid", "full"))
     plane = list(range(2, c.rank))
     if c.get("global_pool", False):
         reduce = {"max": op.max, "avg": op.mean, "sum": op.sum}[kind]
         return reduce(c.x, plane, keepdims=True)
     kernel, stride = c.integers("kernel", axes, 1), c.integers("stride", axes, 1)
-    pad = c.integers("pad", axes, 0)
+    if convention == "same":  # MXNet 1.9.1 wants three pads of one axis, all 0
+        c.refuse(pad=(0, (0,), (0, 0, 0)))
+    pad = [0] if convention == "same" else c.integers("pad", axes, 0)
     excess = []  # how far the last window reaches beyond the padding
     for n, k, s, p in zip(c.shape[2:], kernel, stride, pad, strict=True):
         if n + 2 * p < k:
             raise ValueError(f"a window of {k} on {n + 2 * p} pixels")
-        full = c.get("pooling_convention", "valid") == "full"
-        steps = ceildiv(n + 2 * p - k, s) if full else (n + 2 * p - k) // s
+        full = ceildiv(n + 2 * p - k, s)
+        steps = {"valid": (n + 2 * p - k) // s, "full": full, "same": ceildiv(n, s) - 1}[convention]
         excess.append(max(0, steps * s + k - (n + 2 * p)))
     padding = [*pad, *(p + e for p, e in zip(pad, excess, strict=True))]
     options = {"strides": stride, "padding": padding}
@@ -250,6 +255,19 @@ def _pooling(c: Call):
         lengths.append(np.minimum(begins + k, n + p) - begins)
     counts = np.ones(()) if kind == "sum" else np.prod(np.meshgrid(*lengths, indexing="ij"), axis=0)
     return means * c.const(math.prod(kernel) / counts, c.dtype)
+
+
+def _lp_pooling(c: Call) -> relax.Expr:
+    """Return a root of each window's sum of powers, which keep their signs; halves are summed in float32."""
+    power, wide = int(c.need("p_value")), "float32" if c.dtype == "float16" else c.dtype
+    x = c.emit(c.cast(c.x, wide))
+    x = c.emit(functools.reduce(op.multiply, [x] * power))
+    node = Node(c.op, c.node.name, c.node.attrs | {"pool_type": "sum"})
+    total = c.emit(_pooling(Call(node, [x], c.names, c.builder)))
+    if power > 1:
+        roots = Node("sqrt" if power == 2 else "cbrt", c.node.name, {})
+        total = c.emit(CONVERTERS[roots.op](Call(roots, [total], c.names, c.builder)))
+    return c.cast(total, c.dtype)
 
 
 converts("_contrib_AdaptiveAvgPooling2D")(
@@ -369,14 +387,20 @@ def _parameters(c: Call, shapes: list[tuple[int, ...]]) -> list[relax.Expr]:
 
 @converts("softmax", "log_softmax", "softmin", "SoftmaxActivation")
 def _softmax(c: Call):
-    c.refuse(use_length=(False,))
-    axis, temperature = int(c.get("axis", -1)), c.get("temperature")
+    axis, temperature = int(c.get("axis", -1)) % c.rank, c.get("temperature")
     if c.op == "SoftmaxActivation":
         axis = 1 if c.get("mode", "instance") == "channel" else -1
     x = op.negative(c.x) if c.op == "softmin" else c.x
     if temperature not in (None, 1, 1.0):
         x = op.divide(x, c.const(temperature))
-    return (op.nn.log_softmax if c.op == "log_softmax" else op.nn.softmax)(x, axis)
+    apply = op.nn.log_softmax if c.op == "log_softmax" else op.nn.softmax
+    if not c.get("use_length", False):
+        return c.cast(c.emit(apply(x, axis)), c.get("dtype", c.dtype))
+    others = [n for i, n in enumerate(c.shape) if i != axis]
+    lengths = c.checked(c.emit(c.cast(c.expect(1, *others), "int64")), [c.shape[axis] + 1], negative=False)
+    inside = c.emit(op.less(counter(c.shape, axis), op.expand_dims(lengths, axis)))
+    result = c.emit(apply(c.emit(op.where(inside, x, c.const(-math.inf))), axis))
+    return c.cast(c.emit(op.where(inside, result, c.const(0))), c.get("dtype", c.dtype))
 
 
 @converts("SoftmaxOutput", "Softmax")

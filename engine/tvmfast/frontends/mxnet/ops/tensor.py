@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from ...context import dtype_of, shape_of
-from ...ops.common import reduced_axes, reshaped
+from ...ops.common import along, counter, reduced_axes, reshaped, reversed_sequences
 from .call import Call, converts
 from .elementwise import nonzero, require_floats
 
@@ -265,6 +265,46 @@ def _one_hot(c: Call):
     return op.one_hot(indices, *values, int(c.need("depth")))
 
 
+# ---------------------------------------------------------------- sequences
+
+
+def _lengths(c: Call, axis: int) -> relax.Expr | None:
+    """Return the length of each sequence of a batch, the axis beside that of time; None if all are whole."""
+    if not c.get("use_sequence_length", False):
+        return None
+    return c.emit(c.cast(c.expect(1, c.shape[1 - axis]), "int64"))
+
+
+@converts("SequenceMask")
+def _sequence_mask(c: Call):
+    axis = int(c.get("axis", 0))
+    if (lengths := _lengths(c, axis)) is None:
+        return c.x
+    inside = op.less(counter(c.shape, axis), along(lengths, c.shape, 1 - axis))
+    return op.where(c.emit(inside), c.x, c.const(c.get("value", 0)))
+
+
+@converts("SequenceLast")
+def _sequence_last(c: Call):
+    axis = int(c.get("axis", 0))
+    if (lengths := _lengths(c, axis)) is None:
+        return c.element(c.x, c.shape[axis] - 1, axis)
+    last = c.emit(op.subtract(lengths, relax.const(1, "int64")))
+    last = along(c.checked(last, [c.shape[axis]], negative=False), c.shape, 1 - axis)
+    shape = [1 if i == axis else n for i, n in enumerate(c.shape)]
+    indices = c.emit(op.broadcast_to(c.emit(last), shape))
+    return op.squeeze(op.gather_elements(c.x, indices, axis), [axis])
+
+
+@converts("SequenceReverse")
+def _sequence_reverse(c: Call):
+    c.refuse(axis=(0,))
+    if (lengths := _lengths(c, 0)) is None:
+        return op.flip(c.x, 0)
+    lengths = c.checked(lengths, [c.shape[0] + 1], negative=False)
+    return reversed_sequences(c.builder, c.x, lengths, 0, 1)
+
+
 # ---------------------------------------------------------------- ordering
 
 
@@ -278,10 +318,13 @@ def _line(c: Call) -> tuple[relax.Expr, int]:
 @converts("topk")
 def _topk(c: Call):
     kind, (x, axis) = c.get("ret_typ", "indices"), _line(c)
-    c.refuse_if(kind == "mask", "ret_typ=mask")
     count = int(c.get("k", 1)) or shape_of(x)[axis]
     best = c.emit(op.topk(x, count, axis, "both", largest=not c.get("is_ascend", False), dtype="int32"))
     values, indices = (c.emit(relax.TupleGetItem(best, n)) for n in (0, 1))
+    if kind == "mask":
+        shape, dtype = shape_of(x), dtype_of(x)
+        ones = c.emit(op.ones(shape_of(indices), dtype))
+        return op.reshape(op.scatter_elements(op.zeros(shape, dtype), indices, ones, axis), c.shape)
     indices = c.cast(indices, c.get("dtype", "float32"))
     return {"value": values, "indices": indices, "both": [values, indices]}[kind]
 

@@ -18,7 +18,15 @@ from ....core.relax import cast_array, constant_array
 from ....kernels import linalg
 from ....kernels.detection.regions import region_maxima
 from ...context import shape_of
-from ...ops.common import expm1_below_1, of_whole_regions, regions, softplus
+from ...ops.common import (
+    along,
+    counter,
+    expm1_below_1,
+    of_whole_regions,
+    regions,
+    reversed_sequences,
+    softplus,
+)
 from .node import Node, converts
 
 _EXACT = 1 << 53  # up to it float64 represents each integer exactly
@@ -410,11 +418,7 @@ def _reverse_sequence(n: Node):
     """Reverse the first elements of each sequence of a batch, as many as its length says."""
     time, batch = n.get("time_axis", 0), n.get("batch_axis", 1)
     lengths = n.checked(n.inputs[1], [n.shape[time] + 1], negative=False)
-    lengths = _along(R.astype(lengths, "int64"), n.shape, batch)
-    indices = _counter(n.shape, time)
-    mirrored = R.subtract(R.subtract(lengths, relax.const(1, "int64")), indices)
-    indices = n.emit(R.broadcast_to(R.where(R.less(indices, lengths), mirrored, indices), n.shape))
-    return R.gather_elements(n.x, indices, time)
+    return reversed_sequences(n.builder, n.x, n.emit(R.astype(lengths, "int64")), time, batch)
 
 
 @converts("TensorScatter")
@@ -426,23 +430,13 @@ def _tensor_scatter(n: Node):
     circular = n.text("mode", "linear") == "circular"
     begin = relax.const(np.zeros(n.shape[0]), "int64") if begin is None else begin
     begin = n.checked(begin, [size if circular else size - count + 1], negative=False)
-    indices = R.subtract(_counter(n.shape, axis), _along(begin, n.shape, 0))
+    indices = R.subtract(counter(n.shape, axis), along(begin, n.shape, 0))
     if circular:
         indices = R.floor_mod(indices, relax.const(size, "int64"))
     zero, last = relax.const(0, "int64"), relax.const(count - 1, "int64")
     indices = n.emit(R.broadcast_to(indices, n.shape))
     clipped = n.emit(R.minimum(R.maximum(indices, zero), last))
     return R.where(R.equal(indices, clipped), R.gather_elements(update, clipped, axis), n.x)
-
-
-def _counter(shape, axis: int) -> relax.Expr:
-    """Return 0, 1, … along an axis of tensors of this shape, of size 1 along all others: int64."""
-    sizes = [-1 if i == axis else 1 for i in range(len(shape))]
-    return relax.const(np.arange(shape[axis]).reshape(sizes), "int64")
-
-
-def _along(row, shape, axis: int) -> relax.Expr:
-    return R.reshape(row, [shape[i] if i == axis else 1 for i in range(len(shape))])
 
 
 @converts("Det")
