@@ -172,7 +172,7 @@ storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged
 test-ui: $(READY) site  ## Run every notebook in a real JupyterLab, and look at site and slides, in headless Chromium
 	$(QUIET) $(BIN)/python -m pytest tests/ui -m ui
 
-tvm-upgrade: $(READY)  ## Leave out each workaround for TVM in turn, run its tests, and print which may go
+tvm-upgrade: $(READY)  ## Leave out each workaround for TVM, run its tests, run engine/UPSTREAM.md; print what may go
 	$(QUIET) $(BIN)/python engine/tests/tvm_upgrade.py
 
 newest: VENV := .venv-newest
