@@ -138,7 +138,7 @@ UNOPTIMIZED = {
         "dynamic_dims", "dynamic_pads", "dynamic_recurrent", "dynamic_reshapes", "dynamic_splits", "fold", "frontends",
         "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch", "logging", "mxnet_checkpoints",
         "mxnet_lengths", "mxnet_numpy", "onnx_control_flow", "onnx_operators", "pytorch_added_operators",
-        "pytorch_types", "records", "recurrent", "runtime", "shape_variants", "specializations",
+        "pytorch_integers", "pytorch_types", "records", "recurrent", "runtime", "shape_variants", "specializations",
         "state", "torch_compile", "tracing", "windows",
     )
 }  # fmt: skip

@@ -37,7 +37,7 @@ from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
 from .complex import without_complex
 from .dynamic import OF_PROGRAM, SCRIPTED, as_module, find_suspects, signature_of, unscript, zeros
-from .inline import foreign, used_results
+from .inline import foreign, resizes_of_uint8, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
@@ -122,6 +122,8 @@ def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSp
         without_complex(program.graph, table)
         used_results(program.graph, table)
         foreign(program.graph, table)
+        if has_dynamic_dims:
+            resizes_of_uint8(program.graph, table)
         combine(program, has_dynamic_dims)
         absent = _check_program(program)
         promote(program.graph_module)

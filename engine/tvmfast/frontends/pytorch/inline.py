@@ -1,7 +1,8 @@
 """Replacements of operators that need the whole graph.
 
 `inline` replaces a node by a function of PyTorch; `used_results` does so for nodes of which the network reads
-results that TVM's importer fills with zeros, and `foreign` for other libraries' operators.
+results that TVM's importer fills with zeros, `foreign` for other libraries' operators, and `resizes_of_uint8`
+for those with dynamic dims.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from .ops.decompositions import grouped_product
 from .ops.indexing import max_pool_with_indices
+from .ops.uint8_images import RESIZES, resize_dynamic
 
 aten = torch.ops.aten
 
@@ -63,6 +65,17 @@ def used_results(graph: fx.Graph, table: dict) -> None:
             for user in list(node.users):
                 user.replace_all_uses_with(results[user.args[1]])
                 graph.erase_node(user)
+            graph.erase_node(node)
+
+
+def resizes_of_uint8(graph: fx.Graph, table: dict) -> None:
+    """Replace, in place, resizes of uint8 images, whose weights depend on dynamic dims."""
+    for node in list(graph.nodes):
+        cubic, antialias = RESIZES.get(node.target, (False, True))
+        if not antialias and node.args[0].meta["val"].dtype == torch.uint8:
+            node.replace_all_uses_with(
+                inline(node, resize_dynamic, node.args, {**node.kwargs, "cubic": cubic}, table)
+            )
             graph.erase_node(node)
 
 

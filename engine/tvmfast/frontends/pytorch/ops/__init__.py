@@ -6,4 +6,6 @@ decompositions  decompositions into other PyTorch operators: functions of number
 indexing        sorting, indexing and windows
 linalg          linear algebra
 recurrent       LSTM, GRU and RNN
+uint8_images    images of uint8, resized in fixed point
+uint8_images    images of uint8, resized in fixed point
 """

@@ -17,6 +17,7 @@ from tvm.relax import op as R
 from ...context import dtype_of, shape_of
 from ...ops.common import combined, matrix, of_whole_regions, regions
 from ..partial_update import CONVERTERS as PARTIAL_UPDATES
+from . import uint8_images
 from .call import Call, bound
 from .linalg import CONVERTERS as LINALG
 from .recurrent import CONVERTERS as RECURRENT
@@ -177,6 +178,8 @@ def _resize(method: str) -> Callable:
     def convert(c: Call) -> relax.Expr:
         x, node, is_dynamic = c.x, c.node, c.importer.has_dynamic_dims
         dtype = node.args[0].meta["val"].dtype
+        if dtype == torch.uint8 and node.target in uint8_images.RESIZES:
+            return uint8_images.convert(c)
         if not is_nearest and not dtype.is_floating_point:
             raise ValueError(f"{node.target} of {dtype}: resize it as float32, round and clip")
         before, after = c.shape[2:], c.result_shape[2:]
@@ -331,6 +334,35 @@ def _in_float32(converter: str | Callable, product: bool = False) -> Callable:
     return convert
 
 
+def _power(c: Call) -> relax.Expr:
+    """Raise integers to powers by squaring; a negative one of other numbers than 1 and -1 is 0."""
+    x, y = c.inputs
+    if c.result.dtype.is_floating_point:
+        return R.power(x, y)
+    info, one, zero = torch.iinfo(c.result.dtype), c.const(1), c.const(0)
+    result, power = c.emit(R.full_like(x, one)), x
+    for bit in range(info.bits - (info.min < 0)):
+        is_set = c.emit(R.not_equal(c.emit(R.bitwise_and(y, c.const(1 << bit))), zero))
+        result = c.emit(R.multiply(result, c.emit(R.where(is_set, power, one))))
+        power = c.emit(R.multiply(power, power))
+    if info.min == 0:
+        return result
+    is_unit = c.emit(R.logical_or(R.equal(x, one), R.equal(x, c.const(-1))))
+    return R.where(R.logical_or(is_unit, R.greater_equal(y, zero)), result, zero)
+
+
+def _convolution(c: Call) -> relax.Expr:
+    """Convolve integers and float64 in their own dtype."""
+    if c.dtype in ("float32", "float16", "bfloat16"):
+        return _in_float32("_convolution")(c)
+    x, weight, bias, strides, padding, dilation, transposed, output_padding, groups = c.inputs
+    how = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
+    how |= {"out_dtype": c.dtype} | ({"output_padding": output_padding} if transposed else {})
+    operator = f"conv{c.rank - 2}d{'_transpose' if transposed else ''}"
+    result = c.emit(getattr(R.nn, operator)(x, weight, **how))
+    return result if bias is None else R.add(result, R.reshape(bias, [1, -1, *[1] * (c.rank - 2)]))
+
+
 def _running(op: Callable) -> Callable:
     """Convert cumsum or cumprod; float32 accumulates in float64, as in PyTorch on a CPU."""
 
@@ -347,7 +379,7 @@ def _running(op: Callable) -> Callable:
 
 # Operators that the importer converts by a method of the same name, as `_method` gives it.
 _PRODUCTS = (
-    *("addmm.default", "baddbmm.default", "linear.default", "convolution.default"),
+    *("addmm.default", "baddbmm.default", "linear.default"),
     *("conv1d.default", "conv2d.default", "conv3d.default"),
     *("conv_transpose1d.default", "conv_transpose2d.input"),
 )
@@ -365,7 +397,9 @@ def _method(key: str) -> str:
 
 _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     **{key: _in_float32(_method(key), product=True) for key in _PRODUCTS},
+    "convolution.default": _convolution,
     **{key: _in_float32(_method(key)) for key in _SUMS},
+    "pow.Tensor_Tensor": _power,
     "cumsum.default": _in_float32(_running(R.cumsum)),
     "cumprod.default": _in_float32(_running(R.cumprod)),
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), lambda c: R.matmul(*c.inputs)),

@@ -170,6 +170,14 @@ def _pow(x: Tensor, exponent: float) -> Any:
     """
     if isinstance(exponent, bool):
         return x.clone() if exponent else torch.ones_like(x)
+    if not x.is_floating_point() and isinstance(exponent, int) and exponent >= 0:
+        result, power = None, x.to(torch.result_type(x, exponent))
+        while exponent:
+            if exponent & 1:
+                result = power if result is None else result * power
+            exponent >>= 1
+            power = power * power if exponent else power
+        return torch.ones_like(power) if result is None else result.clone()
     base = wide(x)
     if not x.is_floating_point() or (base is x and exponent not in (-0.5, 0.5, 2, 3, 4)):
         return NotImplemented
@@ -248,6 +256,18 @@ def grouped_product(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     inside = (row >= starts) & (row < offs)
     spread = torch.where(inside.unsqueeze(2), x.unsqueeze(1), torch.zeros((), dtype=x.dtype))
     return spread.flatten(1) @ weight.flatten(0, 1)
+
+
+def _sum_with_product(product: Callable) -> Callable:
+    """Decompose addmm and the like of dtypes that TVM's importer takes for float32."""
+
+    def decomposed(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+        if wide(x).dtype == torch.float32:
+            return NotImplemented
+        result = product(a, b) if alpha == 1 else product(a, b) * alpha
+        return result if beta == 0 else (x if beta == 1 else x * beta) + result
+
+    return decomposed
 
 
 def _grouped_mm(x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Any = None, dtype: Any = None):
@@ -523,6 +543,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
     aten.addbmm.default: _addbmm,
+    aten.addmm.default: _sum_with_product(torch.mm),
+    aten.baddbmm.default: _sum_with_product(torch.bmm),
     aten._grouped_mm.default: _grouped_mm,
     aten.histc.default: _histc,
     aten._trilinear.default: _trilinear,
