@@ -390,6 +390,19 @@ def test_numbers_that_are_dims(rng):
         agree(lib, net, rng.standard_normal(shape).astype("float32"))
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0:UserWarning")
+@pytest.mark.parametrize("level", [0, 3])
+def test_spreads_of_dynamic_axes(level, rng):
+    """By the number of elements less a correction; NaN or an infinity where that leaves none."""
+
+    def spreads(x):
+        return x.var(1), x.std(1, correction=2), x.std((0, 2), correction=0), x.var(), *torch.std_mean(x, (0, 1))
+
+    lib = compiled(Function(spreads), {"x": ("n", "m", 3)}, opt_level=level)
+    for shape in ((1, 1, 3), (1, 2, 3), (3, 1, 3), (2, 70, 3)):
+        agree(lib, spreads, 100 + rng.standard_normal(shape).astype("float32"))
+
+
 def test_two_values(rng):
     lib = compiled(Function(lambda x: torch.relu(x)), {"x": (tvmfast.Dim("n", 1, 2), 4)})
     for n in (1, 2):

@@ -1,6 +1,5 @@
 """Integers and float64 where TVM's importer of PyTorch's programs knows float32: products, powers, images of uint8."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,6 +30,7 @@ def check(function, shapes, *calls, **options):
     lib = build(*from_pytorch(Function(function).eval(), specs), **options)
     for args in calls:
         got, wanted = lib(*args), function(*args)
+        got = got if isinstance(got, tuple) else (got,)
         exact = reference(function, *args).values if wanted[0].is_floating_point() else wanted
         for ours, theirs, number in zip(got, wanted, exact, strict=True):
             assert (str(ours.dtype), ours.shape) == (str(theirs.dtype).removeprefix("torch."), tuple(theirs.shape))
@@ -93,7 +93,7 @@ def test_powers_of_integers(dtype, level, rng):
     x, y = (torch.tensor(each).to(dtype) for each in (bases, exponents))
 
     def powers(x, y, short):
-        return x[:, None] ** y, x[:, None] ** short, torch.pow(2, y), torch.pow(-3, y.abs()), torch.pow(x, y[3])
+        return x[:, None] ** y, x[:, None] ** short, torch.pow(2, y), torch.pow(-3, y.abs()), torch.pow(x, y.amax())
 
     args = x, y, torch.tensor([1, 0, 3, -1, 5, 4, 100], dtype=torch.int8)
     check(powers, [each.shape for each in args], args, opt_level=level)
@@ -156,17 +156,23 @@ def test_images_of_uint8_of_dynamic_sizes(case, rng):
 def test_antialiased_images_of_uint8_of_dynamic_numbers(rng):
     calls = [[images(rng, n, 3, 9, 14)] for n in (1, 4)]
     check(lambda x: [ANTIALIASED["antialiased"](x, "bilinear")], [("n", 3, 9, 14)], *calls)
+    net = Function(lambda x: ANTIALIASED["antialiased"](x, "bilinear")).eval()
     with pytest.raises(NotImplementedError, match="cannot keep 'h' dynamic"):
-        from_pytorch(Function(lambda x: ANTIALIASED["antialiased"](x, "bilinear")), {"x": ((1, 3, "h", 9), "uint8")})
+        from_pytorch(net, {"x": ((1, 3, "h", 9), "uint8")})
 
 
 def test_images_of_uint8_as_a_network_reads_them(rng):
     x = images(rng, 2, 3, 20, 30)
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
 
-    def network(x):
-        return (net(F.interpolate(x, (16, 16), mode="bilinear", antialias=True).float() / 255),)
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
 
-    with torch.no_grad():
-        lib = build(*from_pytorch(Function(network).eval(), {"x": (x.shape, torch.uint8)}))
-        close(np.asarray(lib(x)), reference(network, x))
+        def forward(self, x):
+            x = F.interpolate(x, (16, 16), mode="bilinear", antialias=True)
+            return self.conv(x.to(self.conv.weight.dtype) / 255)
+
+    net = Network().eval()
+    lib = build(*from_pytorch(net, {"x": (x.shape, torch.uint8)}))
+    close(lib(x), reference(net, x), terms=27)

@@ -327,11 +327,10 @@ def _spread(finish: Callable) -> Callable:
         dims = list(range(x.ndim)) if dim in (None, []) else dim
         mean = x.double().mean(dims, True)
         centred = x.double() - mean
-        variance = (centred * centred).mean(dims, keepdim)
-        count = math.prod(x.shape[axis] for axis in dims)
-        degrees = max(count - (1 if correction is None else correction), 0)
-        if count != degrees:
-            variance = variance * (count / degrees if degrees else math.inf)
+        # a tensor, as it may be dynamic
+        count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
+        degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
+        variance = (centred * centred).sum(dims, keepdim) / degrees
         results = finish(variance, mean.reshape(variance.shape))
         return pytree.tree_map(lambda each: each.to(x.dtype), results)
 
