@@ -34,7 +34,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     corrected |= {"relax.power": _power, "relax.arange": _arange}
     corrected[scatter.OPERATOR] = partial(scatter.legalize, for_gpu=v is None)
     corrected |= dict.fromkeys(norms.OF_IMAGES, partial(norms.of_images, for_gpu=v is None))
-    corrected[norms.OF_ROWS] = partial(norms.of_rows, flat=v is None, for_gpu=v is None)
+    corrected[norms.OF_ROWS] = partial(norms.of_rows, flat=v is None)
     corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
     if opt_level < 3:

@@ -20,7 +20,6 @@ OF_IMAGES = ("relax.nn.group_norm", "relax.nn.instance_norm")
 OF_ROWS = "relax.nn.layer_norm"
 _DTYPES = ("float32", "float16", "bfloat16")
 _TASKS = 16  # parts of a group that threads share, at most
-_RUNS = (8, 64)  # elements of a row that are added up by themselves: at least, at most
 
 
 def of_images(bb, call, lanes: int | None = None, for_gpu: bool = False):
@@ -61,7 +60,7 @@ def of_images(bb, call, lanes: int | None = None, for_gpu: bool = False):
     return bb.call_te(group_norm, *args, primfunc_name_hint="group_norm", primfunc_attrs=pattern)
 
 
-def of_rows(bb, call, flat: bool = False, for_gpu: bool = False):
+def of_rows(bb, call, flat: bool = False):
     """Lower a layer norm; of no element, or of float64, which comes decomposed, as TVM does.
 
     With `flat` one of several axes becomes one of a single axis, for which there are better schedules.
@@ -74,8 +73,7 @@ def of_rows(bb, call, flat: bool = False, for_gpu: bool = False):
     row, epsilon = [shape[axis] for axis in axes], float(attrs.epsilon)
     flat = flat and len(axes) > 1 and all(isinstance(size, int) for size in row)
     if [*kept, *axes] == sorted(axes + kept) and not flat:
-        args = x, *weights, len(axes), epsilon, not for_gpu
-        return bb.call_te(layer_norm, *args, primfunc_name_hint="layer_norm")
+        return bb.call_te(layer_norm, x, *weights, len(axes), epsilon, primfunc_name_hint="layer_norm")
     if flat:
         row = [math.prod(row)]
         weights = [bb.emit(R.reshape(each, row)) for each in weights]
@@ -109,37 +107,20 @@ def _transposed(bb, x, order: list[int], shape: tuple, norm):
 # ---------------------------------------------------------------- kernels
 
 
-def layer_norm(x, gamma, beta, count: int, epsilon: float, in_runs: bool):
-    """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta, each along the last `count` axes of x.
-
-    With `in_runs`, elements are added up in runs, and then these, which rounds less.
-    """
-    *_, length = shape = unwrap_ints(x.shape)
+def layer_norm(x, gamma, beta, count: int, epsilon: float):
+    """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta, each along the last `count` axes of x."""
+    shape = unwrap_ints(x.shape)
     rows, row = shape[:-count], shape[-count:]
     number, depth = _float(math.prod(row)), len(rows)
-    run = math.gcd(length, _RUNS[1]) if isinstance(length, int) and in_runs else 0
-    is_split = run >= _RUNS[0]
-    row = (*row[:-1], length // run, run) if is_split else row
-
-    def element(at, place):
-        place = (*place[:-2], place[-2] * run + place[-1]) if is_split else place
-        return _float(x[(*at, *place)])
 
     def total(value, name):
         axes = [te.reduce_axis((0, size), f"r{axis}") for axis, size in enumerate(row)]
-        if not in_runs or len(axes) == 1:
-            return te.compute(rows, lambda *at: te.sum(value(at, axes), axis=axes), name)
-        runs = te.compute(
-            (*rows, *row[:-1]),
-            lambda *at: te.sum(value(at[:depth], (*at[depth:], axes[-1])), axis=axes[-1:]),
-            name=f"{name}_runs",
-        )
-        return te.compute(rows, lambda *at: te.sum(runs[(*at, *axes[:-1])], axis=axes[:-1]), name)
+        return te.compute(rows, lambda *at: te.sum(value(*at, *axes), axis=axes), name)
 
-    sums = total(element, "sum")
+    sums = total(lambda *index: _float(x[index]), "sum")
 
-    def square(at, place):
-        difference = element(at, place) - sums[at] / number
+    def square(*index):
+        difference = _float(x[index]) - sums[index[:depth]] / number
         return difference * difference
 
     squares = total(square, "squares")
