@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import os
 import re
 import shlex
 import socket
@@ -225,6 +226,18 @@ input()
             return True
 
     processes.wait_until(has_ended)
+
+
+def test_programs_of_a_lesson_do_not_import_a_torch_that_is_hidden(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    processes.hide_torch(tmp_path / "no_torch")
+    assert os.environ["PYTHONPATH"] == f"{tmp_path / 'no_torch'}{os.pathsep}elsewhere"
+    monkeypatch.delenv("PYTHONPATH")
+    processes.hide_torch(tmp_path)
+    assert os.environ["PYTHONPATH"] == str(tmp_path)
+    script = "import sys; import tvm; print(*sorted(name for name in ('torch', 'tvm') if sys.modules.get(name)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=1200)
+    assert done.stdout.split() == ["tvm"]
 
 
 def test_the_figure_has_a_row_for_each_server():
