@@ -125,6 +125,9 @@ COMPARED = {
     "07_tensor_expressions": [],
     "08_fast_in_plain_tvm": ["all"],
 }
+# The cells that call tn.tune, of 10's section on it; no other lesson below 14 has one.
+SEARCHED = {"10_tuning": ["rule"]}
+BELOW_14 = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb") if path.stem[:2] < "14")
 
 
 def code(name):
@@ -142,3 +145,8 @@ def test_a_lesson_has_what_it_teaches_in_its_cells(name):
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_lesson_on_tvms_own_api_calls_our_build_to_compare_alone(name):
     assert [cell for cell, source in code(name).items() if "tn.build" in source] == COMPARED[name]
+
+
+@pytest.mark.parametrize("name", BELOW_14)
+def test_a_lesson_below_14_tunes_with_tvms_own_api(name):
+    assert [cell for cell, source in code(name).items() if "tn.tune(" in source] == SEARCHED.get(name, [])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 class Processes:
@@ -51,6 +52,17 @@ class Processes:
             self.end(name)
 
 
+def hide_torch(folder: str | os.PathLike) -> None:
+    """Hide torch from the programs that this process starts from now on; `folder` gets the file that does.
+
+    `import tvm` imports torch wherever it is installed, which takes seconds and 600 MB in each program.
+    """
+    hides = Path(folder).resolve()
+    hides.mkdir(parents=True, exist_ok=True)
+    (hides / "torch.py").write_text('raise ImportError("hidden by tvmnotes.processes")\n')
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(hides), os.environ.get("PYTHONPATH"))))
+
+
 def first_line(arguments: list, folder: str | os.PathLike, environment: dict | None = None) -> float:
     """Return the seconds from the start of `python ARGUMENTS` in a folder to its first line of output."""
     command = [sys.executable, *map(str, arguments)]
@@ -91,4 +103,4 @@ def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
             pass
         if time.monotonic() > end:
             raise TimeoutError(f"not so after {seconds} seconds")
-        time.sleep(0.05)
+        time.sleep(0.01)
