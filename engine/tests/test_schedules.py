@@ -215,6 +215,7 @@ pools = st.builds(Pool, st.sampled_from(list(POOLS)), pairs, pairs, pairs, st.bo
 
 @drawn(9)
 @given(pools, channels, st.tuples(lengths, lengths))
+@example(Pool("adaptive avg", (1, 2), (1, 1), (1, 1), ceil_mode=False, flag=False), 1, (5, 5))  # windows overlap
 def test_pools_between_convolutions(pool, count, size):
     pool = pool._replace(padding=tuple(min(p, k // 2) for p, k in zip(pool.padding, pool.kernel, strict=True)))
     size = tuple(max(s, 5) for s in size)

@@ -35,7 +35,7 @@ _ON_STACK = 1024  # elements of a local buffer, at most
 _VECTORS = 4  # of a sum that is worth a part for each lane, at least
 _WHOLE = ("float32", "float64", "int32", "int8", "uint8")  # what is read as vectors
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_SERIAL = tirx.ForKind.SERIAL
+_SERIAL, _VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 _MARK = "pragma_long_sum"  # on a block, and then around its statements: the number of its sum
 _OF_BLOCKS = [  # TVM's passes that turn blocks into loops, as they come in its pipeline "s_tir"
     s.CanonicalizeLoop, s.LowerCrossThreadReduction, s.LowerInitBlock,
@@ -57,6 +57,10 @@ def add_in_blocks() -> tvm.transform.Pass:
             if not sums:
                 continue
             lowered, target = lower(tvm.IRModule({var: marked}))[var], func.attrs["target"]
+            # Inside of a vectorized loop, a part would be one number for all lanes.
+            of_lanes = [loop for loop in _all(lowered.body, tirx.For) if loop.kind == _VECTORIZED]
+            inside = {each.loop_var for loop in of_lanes for each in _all(loop.body, tirx.For)}
+            sums = [(variables - inside, most) for variables, most in sums]
             cutter = _Cutter(sums, simd_of(target).lanes if target.kind.name == "llvm" else None)
             body = tvm_ffi.structural_map(lowered.body, (tirx.For, cutter.cut))
             if not body.same_as(lowered.body):
@@ -233,7 +237,7 @@ class _Cutter:
         lane, whole = tirx.Var("lane", dtype), tirx.floordiv(extent, lanes)
 
         def of_lanes(width: int, statement):
-            return tirx.For(lane, loop.min, tirx.IntImm(dtype, width), tirx.ForKind.VECTORIZED, statement)
+            return tirx.For(lane, loop.min, tirx.IntImm(dtype, width), _VECTORIZED, statement)
 
         added = one.marked(_at(one.on(part, [lane]), k, k * lanes + lane))
         left, rest = extent - whole * lanes, one.marked(_at(one.store, k, whole * lanes + k))
@@ -274,7 +278,7 @@ def _sum(loop, mark, store, most: int) -> _Sum | None:
 
 
 def _is_plain(loop) -> bool:
-    kinds = _SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
+    kinds = _SERIAL, tirx.ForKind.UNROLLED, _VECTORIZED
     return loop.kind in kinds and isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0
 
 
