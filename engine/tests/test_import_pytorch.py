@@ -380,20 +380,6 @@ def test_images_resized_by_factors_that_leave_an_axis_as_it_is():
         close(ours, theirs, terms=16, rounded=True)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (
-            lambda x: F.linear(x.double().flatten(1), torch.ones(2, x[0].numel()).double(), torch.ones(2).double()),
-            r"addmm\.default of float64; call net\.float\(\) first",
-        ),
-    ],
-)
-def test_what_would_give_other_results_is_refused(function, message):
-    with pytest.raises(NotImplementedError, match=message):
-        from_pytorch(apply(function), {"x": IMAGE})
-
-
 # ---- at the door
 
 
