@@ -171,11 +171,6 @@ def test_floats_out_of_range_in_onnx_and_among_constants():
         np.testing.assert_array_equal(folded, wanted, name)
 
 
-def test_powers_of_whole_numbers_to_unknown_ones_are_refused():
-    with pytest.raises(NotImplementedError, match=r"aten\.pow of torch\.int64 with exponents of torch\.int64"):
-        tvmfast.from_pytorch(Function(lambda x: 2**x).eval(), [torch.arange(4)])
-
-
 OF_RELAX = ("bool", "int32")
 
 
