@@ -214,6 +214,7 @@ def test_short_sums_stay_as_they_are(product):
     longest = long_sums._LONGEST_OF_PRODUCTS if product else long_sums._LONGEST
     for length in (1, 2, longest, longest + 1):
         assert is_changed(summed(length, product)) == (length > longest), length
+    assert not is_changed(summed(long_sums._ENDLESS, product))
 
 
 def test_what_is_not_a_sum_stays_as_it_is():

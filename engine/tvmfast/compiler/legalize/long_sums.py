@@ -31,6 +31,7 @@ from ...core.simd import simd_of
 _LONGEST, _BLOCK = 256, 64  # addends of an accumulator, and of a block of a longer sum, at most
 # Of products, which keep the arithmetic units busy: the work for a block is less than a hundredth of its own.
 _LONGEST_OF_PRODUCTS, _BLOCK_OF_PRODUCTS = 4096, 512
+_ENDLESS = 1 << 31  # addends; TVM 0.27's RemoveNoOp fails on blocks of so many
 _ON_STACK = 1024  # elements of a local buffer, at most
 _VECTORS = 4  # of a sum that is worth a part for each lane, at least
 _WHOLE = ("float32", "float64", "int32", "int8", "uint8")  # what is read as vectors
@@ -94,6 +95,8 @@ def _marked(func) -> tuple:
         own = [loops[var] for var in reduced - kept if var in loops]
         own, (longest, most) = [loop for loop in own if loop.kind == _SERIAL], _limits(store.value)
         if math.prod(_most(loop.extent, analyzer) for loop in own) <= longest:
+            return realize
+        if math.prod(int(loop.extent) for loop in own if isinstance(loop.extent, tirx.IntImm)) >= _ENDLESS:
             return realize
         sums.append(({loop.loop_var for loop in own}, most))
         fields = "iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers", "match_buffers"
