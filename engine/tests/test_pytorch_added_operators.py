@@ -8,17 +8,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import close, reference
-from testing import Function
+from testing import Function, sampled
 
 import tvmfast
 from tvmfast.core import specs
+
+
+def build(function, *inputs, level=0):
+    names = dict(zip("xy", inputs, strict=False))
+    return tvmfast.build(*tvmfast.from_pytorch(function.eval(), names), opt_level=level)
 
 
 def of_two(x, y):
     """What is defined by each element, for any values."""
     return (
         *(each(x, y) for each in (torch.hypot, torch.fmax, torch.fmin, torch.copysign)),
-        *(torch.fmax(x, y[0]), 1 / torch.copysign(x * 0, y), torch.exp2(x)),
+        *(torch.fmax(x, y[0]), 1 / torch.copysign(x * 0, y), torch.exp2(x), torch.clamp_max(x, 0.5)),
         *torch.min(x, 2, keepdim=True),
         *torch.sort(x.round(), stable=True, dim=1, descending=True),
     )
@@ -351,3 +356,49 @@ def test_resizing_float64_to_dynamic_dims_is_refused():
     net = Function(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")).eval()
     with pytest.raises(NotImplementedError, match="float64 with dynamic dims, which TVM computes in float32"):
         tvmfast.from_pytorch(net, {"x": (("n", 3, "h", 4), "float64")})
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_quotients_that_round_up_to_an_integer(rng, dtype, level):
+    """1 / 0.1 is 10, and 1 // 0.1 is 9; of large ones the next number below may be another integer."""
+    spread = 8 if dtype == torch.float16 else 24
+    x, y = (torch.from_numpy(rng.normal(size=4000) * 2.0 ** rng.integers(0, spread, 4000)).to(dtype) for _ in "xy")
+    x[:8], y[:8] = 1.0, torch.tensor([0.1, -0.1, 0.3, 0.7, math.inf, -math.inf, 0.0, -0.0])
+    function = Function(lambda x, y: (torch.floor_divide(x, y), x // 0.1, torch.div(x, y, rounding_mode="floor")))
+    wanted = function(x, y)
+    if dtype == torch.float16:  # PyTorch rounds x - x % y to a half, and so may be 1 off
+        exact = torch.floor(x.double() / y.double()).half()
+        exact[:8] = wanted[0][:8]
+        wanted = exact, wanted[1], exact
+    for got, theirs in zip(build(function, x, y, level=level)(x.numpy(), y.numpy()), wanted, strict=True):
+        np.testing.assert_array_equal(got, theirs)
+
+
+def test_bfloat16_by_a_scalar():
+    """The remainder of the scalar as a bfloat16, and the quotient by the exact one."""
+    x = torch.linspace(-300, 300, 601)
+    function = Function(lambda x: (torch.fmod(x.bfloat16(), 0.1).float(), (x.bfloat16() // 0.1).float()))
+    for got, theirs in zip(build(function, x)(x.numpy()), function(x), strict=True):
+        np.testing.assert_array_equal(got, theirs)
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_pixels_without_weight_are_not_read(rng, mode, level):
+    """Of an image with a NaN and an infinity those pixels are special whose neighbours hold one."""
+    x = torch.from_numpy(rng.normal(size=(1, 2, 6, 10)).astype("float32"))
+    x[0, 0, 2, 4], x[0, 1, 5, 9] = math.nan, math.inf
+    sizes = (3, 5), (4, 7), (9, 13), (2, 3)
+    function = Function(lambda x: tuple(F.interpolate(x, size, mode=mode, antialias=True) for size in sizes))
+    close(build(function, x, level=level)(x.numpy()), reference(function, x))
+
+
+def test_factors_of_determinants(rng):
+    """PyTorch factors the transpose of a contiguous matrix; its pivots are LAPACK's."""
+    x = torch.from_numpy(rng.normal(size=(3, 5, 5)))
+    aten = torch.ops.aten
+    function = Function(lambda x: (*aten._linalg_det(x), *aten._linalg_slogdet(x), *aten._linalg_det(x.mT)))
+    for got, theirs in zip(build(function, x)(x.numpy()), function(x), strict=True):
+        assert got.dtype == theirs.numpy().dtype
+        close(got, theirs, terms=25, scale=abs(theirs.double()).max().item())

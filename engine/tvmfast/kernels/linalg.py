@@ -14,7 +14,8 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n) with partial pivoting.
 
     The kernel writes L (without its diagonal of ones) and U in one matrix; the row permutation, int64 (count,
-    n); its sign, 1 or -1, (count,); and the 1-based index of the first zero pivot, or 0, int32 (count,).
+    n); its sign, 1 or -1, (count,); the 1-based index of the first zero pivot, or 0, int32 (count,); and the
+    1-based row that changed places with each row, in turn, int32 (count, n).
     """
 
     @T.prim_func(s_tir=True)
@@ -24,6 +25,7 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
         rows: T.Buffer((count, n), "int64"),
         sign: T.Buffer((count,), dtype),
         info: T.Buffer((count,), "int32"),
+        pivots: T.Buffer((count, n), "int32"),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         with T.sblock("lu"):
@@ -44,6 +46,7 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                         # NaN is a pivot, and stays one
                         if T.Or(kept[0] > T.abs(a[b, best[0], k]), kept[0] != kept[0]):
                             best[0] = k + 1 + i
+                    pivots[b, k] = best[0] + 1
                     if best[0] != k:
                         sign[b] = T.Cast(dtype, 0) - sign[b]
                         row[0] = rows[b, k]

@@ -11,7 +11,7 @@ from ....kernels.recurrent.cell import FUNCTIONS, Cell
 from ....kernels.recurrent.emit import emit
 from ...context import shape_of
 from ...ops.common import combined, deformed, matrix, transformed, window_counts
-from .node import Node, converts
+from .node import Node, converts, in_float32
 
 # ---------------------------------------------------------------- recurrent layers
 
@@ -239,7 +239,11 @@ def _max_pool(n: Node):
     return relax.Tuple([pooled, R.reshape(index, (batch, channels, *outputs))])
 
 
+converts("GlobalLpPool")(in_float32(lambda n: n.tvm_converter()))
+
+
 @converts("LpPool")
+@in_float32
 def _lp_pool(n: Node):
     """Pad for ceil_mode: TVM multiplies means by the size of a window, also where its end is left out."""
     rank = n.rank - 2

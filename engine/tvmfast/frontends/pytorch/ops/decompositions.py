@@ -530,7 +530,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.clamp.Tensor: _clamp,
     aten.clamp.default: _clamp_to_scalars,
     aten.clamp_min.default: _clamp_to_scalars,
-    aten.clamp_max.default: lambda x, most: _clamp_to_scalars(x, None, most),
+    aten.clamp_max.default: lambda x, most: torch.clamp(x, max=most),  # TVM ignores the bound
     aten.clamp_min.Tensor: torch.maximum,
     aten.clamp_max.Tensor: torch.minimum,
     aten.frac.default: lambda x: x - torch.trunc(x),
