@@ -16,6 +16,7 @@ from . import codegen, pipeline, shape_variants
 from .context import BuildContext
 from .cuda import codegen as cuda_codegen
 from .cuda import gpu
+from .graph.half_precision import DTYPES
 from .memory.state import resolve_state
 from .memory.usage import memory
 from .records import resolve_records
@@ -32,6 +33,7 @@ def build(
     records=None,
     state=None,
     sizes=None,
+    dtype=None,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -64,6 +66,11 @@ def build(
             kernels for dynamic dims. It is one library. Arrays that several of the specializations read are
             stored once; a weight that they pack differently is stored for each, so that memory may grow by
             the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
+        dtype: The precision of the weights on a CPU: "bfloat16" or "float16" halves the bytes of those of
+            matrix products, convolutions, recurrent layers and embeddings, in memory and in a saved file.
+            Kernels convert them in registers and compute in float32. An array with an element too large for
+            a float16 stays as it is. None keeps the network's precision. Inputs, outputs, norms and biases
+            keep theirs.
 
     Returns:
         A `Compiled`; for kind "cuda" a `cuda_codegen.CompiledForGPU`.
@@ -71,12 +78,13 @@ def build(
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
             intermediate value whose shape is not known, or depends on more than the dynamic dims, state that
-            is not an input and an output of the same shape and dtype, or `sizes` that are not a list, name no
-            dynamic dim or are out of its bounds.
+            is not an input and an output of the same shape and dtype, `sizes` that are not a list, name no
+            dynamic dim or are out of its bounds, or a `dtype` that is unknown, for a GPU, or other than that
+            of a network in halves.
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
-    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes))
+    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes, dtype))
 
 
 def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
@@ -105,7 +113,7 @@ def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
 
 
 def resolved(
-    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None
+    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None, dtype=None
 ) -> tuple[tvm.IRModule, BuildContext]:
     """Check the arguments of `build`; return the module with its parameters bound, and the context."""
     if opt_level not in pipeline.OPT_LEVELS:
@@ -114,6 +122,8 @@ def resolved(
         )
     target = resolve_target(target, kinds=("llvm", "cuda"))
     mod, arrays = bind(mod, params)
+    if dtype is not None:
+        _check_dtype(dtype, target, mod, arrays)
     dims = dynamic_dims(mod["main"])
     aliases = resolve_state(mod["main"], state)
     if dims and target.kind.name == "cuda":
@@ -125,6 +135,7 @@ def resolved(
         dims,
         aliases,
         arrays,
+        dtype,
         specializations=tuple(shape_variants.variants_of(mod, sizes, dims)),
     )
     _LOG.debug("build: opt level %s, dims %s, state %s, target %s", opt_level, dims, aliases, target)
@@ -235,6 +246,25 @@ def _check(mod, params) -> list[tvm.relax.Var]:
             f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}"
         )
     return list(main.params[inputs:])
+
+
+def _check_dtype(dtype, target: tvm.target.Target, mod: tvm.IRModule, arrays: dict) -> None:
+    """Raise ValueError for a `dtype` that `build` cannot serve."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(
+            f"dtype: expected {' or '.join(map(repr, DTYPES))}, or None for the network's own; got {dtype!r}"
+        )
+    if target.kind.name == "cuda":
+        raise ValueError(
+            f"dtype {dtype!r} is for CPUs: for a GPU convert the model, as by model.half(), and import it"
+        )
+    tensors = [*arrays.values(), *(var.ty for var in mod["main"].params)]
+    found = {str(tensor.dtype) for tensor in tensors} & set(DTYPES)
+    if found - {dtype}:
+        raise ValueError(
+            f"dtype {dtype!r}: the network has tensors of {', '.join(sorted(found))} already; build it "
+            "without dtype, or import it in float32"
+        )
 
 
 def _check_inputs(inputs: Sequence[relax.Var]) -> None:

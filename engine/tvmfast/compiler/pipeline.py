@@ -24,6 +24,7 @@ from .graph.conv_transpose import conv_transpose_to_conv
 from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
+from .graph.half_precision import round_weights, store_in_half
 from .graph.pack_recurrent import pack_recurrent
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.rms_norm import fuse_rms_norms
@@ -48,7 +49,9 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
     simd, lookup = context.simd, context.lookup
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
-    blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
+    blocked = (
+        [(3, block_layouts(simd, lookup, context.dtype))] if simd else []
+    )  # NCHW to NCHW[x]c, weights packed
     attention = [
         (3, fuse_attention(simd, context.dims)),
         (3, lower_skinny_gemms(simd)),
@@ -56,6 +59,8 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     ]
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     updates = partial_updates_to_kernels() if simd else partial_updates_to_scatter()
+    dtype = context.dtype
+    round_to_half, in_half = [[(0, each(dtype))] if dtype else [] for each in (round_weights, store_in_half)]
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `gpu.scheduled` does it
     from_level = [
         # the graph
@@ -73,6 +78,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (3, conv_transpose_to_conv()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
+        *round_to_half,
         *(attention if simd else []),
         (3, t.DeadCodeElimination()),
         *blocked,
@@ -89,6 +95,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (1, _note_operators()),
         (1, t.FuseTIR()),
         *scheduled,
+        *in_half,
         (0, t.DeadCodeElimination()),
         *([(0, update_in_place(context.state))] if context.state else []),
         *([(0, begin_reductions())] if context.dims else []),

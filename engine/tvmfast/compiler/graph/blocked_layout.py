@@ -27,6 +27,7 @@ from ..schedule.rules import repack_channels
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
+from .half_precision import rounded
 
 # Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
@@ -46,12 +47,13 @@ _BY_AXIS = ("pool_size", "strides", "padding", "dilation", "output_size")
 _RESHAPES = {f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")}
 
 
-def block_layouts(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
+def block_layouts(simd: Simd, lookup: Lookup | None = None, dtype: str | None = None) -> tvm.transform.Pass:
     """Make the pass for blocks of `simd.lanes` channels; it needs constant weights, so run it after folding.
 
-    Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution.
+    Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution. With
+    a `dtype`, packed weights are rounded to it; see half_precision.py.
     """
-    return on_each_function("BlockLayouts", lambda mod: _Blocker(mod, simd, lookup), adds_kernels=True)
+    return on_each_function("BlockLayouts", lambda mod: _Blocker(mod, simd, lookup, dtype), adds_kernels=True)
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ class _Blocked:
 
 @relax.expr_functor.mutator
 class _Blocker(relax.PyExprMutator):
-    def __init__(self, mod, simd, lookup):
+    def __init__(self, mod, simd, lookup, dtype):
         super().__init__(mod)
-        self.simd, self.lookup = simd, lookup
+        self.simd, self.lookup, self.dtype = simd, lookup, dtype
         self.lanes = simd.lanes
         self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
@@ -195,7 +197,7 @@ class _Blocker(relax.PyExprMutator):
         result = self.builder_.call_te(
             compute,
             source,
-            relax.const(conv.pack(weight, config, lanes)),
+            relax.const(rounded(conv.pack(weight, config, lanes), self.dtype)),
             primfunc_name_hint="depthwise_conv2d" if conv.is_depthwise else "conv2d",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )
