@@ -25,6 +25,7 @@ from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
 from .graph.pack_recurrent import pack_recurrent
+from .graph.quantized import sums_of_integers
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.rms_norm import fuse_rms_norms
 from .graph.skinny_gemm import lower_skinny_gemms
@@ -69,6 +70,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
+        *([(3, sums_of_integers())] if simd else []),
         (3, fold_the_rest()),
         (3, conv_transpose_to_conv()),
         (3, t.EliminateCommonSubexpr()),
