@@ -25,8 +25,8 @@ from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
 from .graph.pack_recurrent import pack_recurrent
-from .graph.quantized import sums_of_integers
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
+from .graph.quantized import sums_of_integers
 from .graph.rms_norm import fuse_rms_norms
 from .graph.skinny_gemm import lower_skinny_gemms
 from .legalize import ieee754

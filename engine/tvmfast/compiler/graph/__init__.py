@@ -5,6 +5,7 @@ fold_constants    constants folded with NumPy; batch norms and affine chains
 decompose         functions that TVM gets wrong, or lacks for float64, made of others
 pack_recurrent    LSTM, GRU and RNN: one product for all time steps' inputs, a kernel on packed weights
 conv_transpose    transposed convolutions as ordinary ones
+quantized         quantized networks as sums of integers
 fuse_attention    softmax between two matrix products: a kernel for all three
 skinny_gemm       products of few rows with a strided view, without a copy of it
 rms_norm          root mean square norms, each fused into one kernel

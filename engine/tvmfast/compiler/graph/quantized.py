@@ -86,7 +86,7 @@ class _Of:
 
 @dataclass(frozen=True)
 class _Weight:
-    """Constant weights: integers in int8, less their zero point, and the scale, of one element or for an axis."""
+    """Constant weights: int8, less their zero point, and the scale, of one element or for each of an axis."""
 
     values: np.ndarray
     scale: np.ndarray
@@ -144,14 +144,14 @@ class _SumsOfIntegers(relax.PyExprMutator):
         return self.floats[var]
 
     def _computed(self, value, factor: float = 1.0) -> relax.Expr:
-        """Return the expression of a value, or of its product with a factor."""
+        """Return a call that computes a value, or its product with a factor."""
         emit = self.builder_.emit
         if isinstance(value, _Integers):
             return R.dequantize(value.q, _float32(value.scale * factor), relax.const(value.zero, "int32"))
         if isinstance(value, _Sums):
             floats = emit(R.astype(value.sums, "float32"))
-            scaled = emit(R.multiply(floats, _float32(value.scale * factor)))
-            return R.add(scaled, _float32(value.bias * factor)) if value.bias.any() else scaled
+            scaled = R.multiply(floats, _float32(value.scale * factor))
+            return R.add(emit(scaled), _float32(value.bias * factor)) if value.bias.any() else scaled
         parts = [emit(self._computed(part, factor)) for part in value.parts]
         if op_name(value.call) == "clip":
             return R.clip(*parts, *(float(bound.value) * factor for bound in value.call.args[1:]))
@@ -175,6 +175,8 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return None if value is None or isinstance(value, _Integers) else _Of(call, (value,))
         if name == "concat":
             return self._concat(call)
+        if name == "nn.max_pool2d" and _has_sums(value := self._waiting(call.args[0])):
+            return _Of(call, (value,))
         if name in _MOVES and isinstance(value := self.values.get(call.args[0]), _Integers):
             moved = tvm.ir.Call(call.op, [value.q, *call.args[1:]], call.attrs, call.ty_args)
             return replace(value, q=self.builder_.emit(moved))
@@ -223,10 +225,18 @@ class _SumsOfIntegers(relax.PyExprMutator):
         return str(call.attrs.out_dtype), value.scale, value.zero - (128 if signed else 0)
 
     def _rounded(self, value, call, scale: float, zero: int, dtype: str) -> relax.Expr:
-        """Return the `quantize` of a value; the scale is part of the constants where nothing else reads it."""
-        at = relax.const(int(zero), "int32")
+        """Return the `quantize` of a value; its constants have the scale where nothing else reads it."""
         if value is None or not _has_sums(value) or self.uses[call.args[0]] != 1:
+            at = relax.const(int(zero), "int32")
             return R.quantize(self.visit_expr(call.args[0]), _float32(scale), at, out_dtype=dtype)
+        if isinstance(value, _Of) and op_name(value.call) == "nn.max_pool2d":  # of bytes, which is the same
+            (part,), pool = value.parts, value.call
+            q = self.builder_.emit(self._quantized(part, scale, zero, dtype))
+            return tvm.ir.Call(pool.op, [q], pool.attrs)
+        return self._quantized(value, scale, zero, dtype)
+
+    def _quantized(self, value, scale: float, zero: int, dtype: str) -> relax.Expr:
+        at = relax.const(int(zero), "int32")
         scaled = self.builder_.emit(self._computed(value, 1 / scale))
         return R.quantize(scaled, _float32(1.0), at, out_dtype=dtype)
 
@@ -236,11 +246,11 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return None
         integers = tvm.ir.Call(call.op, [call.args[0], relax.const(weight.values)], call.attrs)
         found = match(integers)
-        outs, ins, *window = weight.values.shape
+        terms = int(np.prod(weight.values.shape[1:]))
         if found is None or found.is_line or found.groups != 1 or weight.axis not in (None, 0):
             return None
         shape = known_shape(call.args[0].ty)
-        if not all(isinstance(n, int) for n in shape[1:]) or ins * int(np.prod(window)) > _MOST_TERMS:
+        if not all(isinstance(n, int) for n in shape[1:]) or terms > _MOST_TERMS:
             return None
         attrs = call.attrs
         conv = R.nn.conv2d(
@@ -273,15 +283,10 @@ class _SumsOfIntegers(relax.PyExprMutator):
         first, second = (self._waiting(arg) if isinstance(arg, relax.Var) else None for arg in call.args)
         shapes = [static_shape(arg.ty) for arg in (*call.args, call)]
         arrays = [self._array(arg) for arg in call.args]
-        for value, array in ((first, arrays[1]), (second, arrays[0])):
-            own = shapes[0] if value is first else shapes[1]
-            if isinstance(value, _Sums) and array is not None and (own is None or own == shapes[2]):
-                if (
-                    array.dtype == np.float32
-                    and np.isfinite(array).all()
-                    and array.ndim <= len(call.ty.shape)
-                ):
-                    return replace(value, bias=value.bias + array.astype("float64"))
+        for value, own, array in ((first, shapes[0], arrays[1]), (second, shapes[1], arrays[0])):
+            if isinstance(value, _Sums) and array is not None and own in (None, shapes[2]):
+                known = array.dtype == np.float32 and np.isfinite(array).all()
+                return replace(value, bias=value.bias + array.astype("float64")) if known else None
         residual = shapes[0] is not None and shapes[0] == shapes[1]
         if residual and first is None and isinstance(self.values.get(call.args[0]), _Integers):
             first = self.values[call.args[0]]

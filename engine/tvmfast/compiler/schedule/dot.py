@@ -1,8 +1,8 @@
 """Dot products of 8-bit integers as tensor intrinsics: what an instruction multiplies, and how rules use it.
 
-An instruction adds, to each of the int32 lanes of a register, the products of `terms` neighbouring channels of
-one pixel or row, the same in all lanes, by as many weights of the lane's own output channel. Sums are exact:
-`vpmaddubsw`, which saturates, is not among them.
+An instruction adds, to each of the int32 lanes of a register, the products of `terms` neighbouring channels
+of one pixel or row, the same in all lanes, by as many weights of the lane's own output channel. Sums are
+exact: `vpmaddubsw`, which saturates, is not among them.
 
 TVM's own VNNI_DOT_16x4_INTRIN passes <16 x i32>, where the intrinsic of LLVM 22 takes <64 x i8>.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from tvm.s_tir import Schedule, TensorIntrin
 from tvm.script import tirx as T
 
-from ...core.simd import PLAIN, pad_to
+from ...core.simd import PLAIN
 
 
 @dataclass(frozen=True)

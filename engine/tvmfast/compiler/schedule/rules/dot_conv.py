@@ -1,11 +1,10 @@
 """Convolutions of 8-bit integers in NCHW[x]c, by instructions for dot products: exact sums in int32.
 
-The loops and register tiles are those of `direct_conv`, and of `pointwise` for 1x1 convolutions of stride 1. An
-iteration of the reduction takes as many neighbouring channels of a pixel as the instruction adds up (see
+The loops and register tiles are those of `direct_conv`, and of `pointwise` for 1x1 convolutions of stride 1.
+An iteration of the reduction takes as many neighbouring channels of a pixel as the instruction adds up (see
 ../dot.py), broadcast to all lanes, and a register of weights for each block of output channels.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,9 +96,9 @@ def default(conv: Convolution, simd: Simd) -> DotConv.Config:
 
 
 def pack(weight: np.ndarray, config: DotConv.Config, inner: int, lanes: int) -> np.ndarray:
-    """Pack integers (O, I, KH, KW) into (O / x, I / i, KH, KW, i / terms, x, terms) for data of i channels a block.
+    """Pack integers (O, I, KH, KW) into (O / x, I / i, KH, KW, i / terms, x, terms).
 
-    Both are zero-padded, O to whole tiles.
+    The data have blocks of i channels. O and I are zero-padded, O to whole tiles.
     """
     outs, ins, *window = weight.shape
     blocks, groups = round_up(ceildiv(outs, lanes), config.tile_oc), ceildiv(ins, inner)

@@ -13,7 +13,7 @@ from ....core.annotations import attribute
 from ....core.relax import ceildiv, round_up, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
 from ..dot import DOTS, tensorize
-from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
+from ..epilogue import block_names, fuse_epilogue, parallel, vectorize
 from ..rule import ScheduleRule
 
 _NAME = "dot_matmul"
