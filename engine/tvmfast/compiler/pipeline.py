@@ -27,6 +27,7 @@ from .graph.fuse_attention import fuse_attention
 from .graph.half_precision import round_weights, store_in_half
 from .graph.pack_recurrent import pack_recurrent
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
+from .graph.quantized import sums_of_integers
 from .graph.rms_norm import fuse_rms_norms
 from .graph.skinny_gemm import lower_skinny_gemms
 from .legalize import ieee754
@@ -74,6 +75,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
+        *([(3, sums_of_integers())] if simd else []),
         (3, fold_the_rest()),
         (3, conv_transpose_to_conv()),
         (3, t.EliminateCommonSubexpr()),

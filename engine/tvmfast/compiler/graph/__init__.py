@@ -6,6 +6,7 @@ decompose         functions that TVM gets wrong, or lacks for float64, made of o
 pack_recurrent    LSTM, GRU and RNN: one product for all time steps' inputs, a kernel on packed weights
 conv_transpose    transposed convolutions as ordinary ones
 half_precision    weights rounded to bfloat16 or float16, and read as such by kernels
+quantized         quantized networks as sums of integers
 fuse_attention    softmax between two matrix products: a kernel for all three
 skinny_gemm       products of few rows with a strided view, without a copy of it
 rms_norm          root mean square norms, each fused into one kernel

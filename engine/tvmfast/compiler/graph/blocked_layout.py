@@ -21,13 +21,22 @@ from tvm import relax, te, tirx
 
 from ...core.compat import CONCATENATE, OUT_EWISE_FUSABLE
 from ...core.protocols import Lookup
-from ...core.relax import ceildiv, constant_array, known_shape, on_each_function, shape_text, unwrap_ints
+from ...core.relax import (
+    ceildiv,
+    constant_array,
+    known_shape,
+    on_each_function,
+    round_up,
+    shape_text,
+    unwrap_ints,
+)
 from ...core.simd import Simd, pad_to
-from ..schedule.rules import repack_channels
+from ..schedule.rules import dot_conv, repack_channels
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
 from .half_precision import rounded
+from .quantized import CONV2D
 
 # Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
@@ -36,6 +45,9 @@ _FINITE = {f"relax.{name}" for name in (
     "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus",
 )}  # fmt: skip
 _OTHERS = {f"relax.{name}" for name in ("divide", "exp", "log", "power", "rsqrt", "sqrt", "square")}
+# Elementwise operators with another dtype than their operand's, which is a result of these or of integers.
+_CONVERSIONS = ("relax.astype", "relax.quantize", "relax.dequantize")
+_BLOCKED_DTYPES = ("float32", "uint8", "int8")
 _WINDOW = ("pool_size", "strides", "padding", "dilation", "ceil_mode", "count_include_pad")
 _POOLS = {
     "relax.nn.max_pool2d": (relax.op.nn.max_pool2d, _WINDOW),
@@ -128,10 +140,14 @@ class _Blocker(relax.PyExprMutator):
         name = value.op.name
         if name in ("relax.nn.conv1d", "relax.nn.conv2d"):
             return self._conv2d(value)
+        if name == CONV2D:
+            return self._conv2d_of_integers(value)
         if not any(arg in self.blocked for arg in _variables(value)):
             return None
         if name in _FINITE or name in _OTHERS:
             return self._elementwise(value)
+        if name in _CONVERSIONS:
+            return self._converted(value)
         if name in _POOLS or name in _OF_LINES:
             return self._pool(value)
         if name in _RESHAPES:
@@ -146,11 +162,11 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ between the layouts
 
     def _block(self, arg) -> _Blocked | None:
-        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of images or lines."""
+        """Return `arg` in NCHW[x]c; None unless it is a tensor of images or lines, of float32 or bytes."""
         if arg in self.blocked:
             return self.blocked[arg]
         shape = _image_shape(arg.ty)
-        if shape is None or str(arg.ty.dtype) != "float32":
+        if shape is None or str(arg.ty.dtype) not in _BLOCKED_DTYPES:
             return None
         name = f"to_{self.layout}"
         call = self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=name)
@@ -206,6 +222,39 @@ class _Blocker(relax.PyExprMutator):
             result = self.builder_.call_te(conv2d.ungroup, result, conv.kernel_groups(lanes), len(weight))
         return _Blocked(result, len(weight), 3 if found.is_line else 4)
 
+    def _conv2d_of_integers(self, call):
+        data, weight, zero = call.args
+        found = match(tvm.ir.Call(tvm.ir.Op.get("relax.nn.conv2d"), [data, weight], call.attrs))
+        outs, ins, *_ = found.weight.shape
+        conv = Convolution(one_image(found.shape), found.weight.shape, *found.window, 1, True)
+        if ins < self.lanes and data not in self.blocked:  # few channels, as of an image: no more than needed
+            inner = round_up(ins, 4)
+            name = f"to_NCHW{inner}c"
+            source = self.builder_.call_te(_to_blocks, self.visit_expr(data), inner, primfunc_name_hint=name)
+            source = self.builder_.emit(source)
+        else:
+            source, inner = self._block(data).expr, self.lanes
+        config, padding = dot_conv.default(conv, self.simd), int(constant_array(zero))
+        result = self.builder_.call_te(
+            lambda data, kernel: dot_conv.compute(data, kernel, conv, padding, config),
+            source,
+            relax.const(dot_conv.pack(found.weight, config, inner, self.lanes)),
+            primfunc_name_hint="conv2d_of_integers",
+            primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
+        )
+        return _Blocked(result, outs, 4)
+
+    def _converted(self, call):
+        """Convert the dtype, with one scale and zero point for all channels."""
+        block = self.blocked[call.args[0]]
+        arrays = [constant_array(arg) for arg in call.args[1:]]
+        if any(array is None or array.size != 1 for array in arrays):
+            return None
+        if call.op.name == "relax.astype" and str(block.expr.ty.dtype) != "int32":
+            return None
+        args = [block.expr, *call.args[1:]]
+        return replace(block, expr=tvm.ir.Call(call.op, args, call.attrs, call.ty_args))
+
     def _elementwise(self, call):
         found = [self.blocked[arg] for arg in call.args if arg in self.blocked]
         channels, rank = max(each.channels for each in found), found[0].rank
@@ -221,7 +270,7 @@ class _Blocker(relax.PyExprMutator):
                 args.append(arg)
                 continue
             array, own = constant_array(arg), known_shape(arg.ty) or ()
-            if array is not None and len(own) <= rank and array.dtype == np.float32:
+            if array is not None and len(own) <= rank and array.dtype in (np.float32, np.int32):
                 if padded and not np.isfinite(array).all():
                     return None
                 args.append(relax.const(self._block_constant(array, rank)))
@@ -366,7 +415,9 @@ def _to_blocks(data, lanes: int):
 
     def element(b, k, y, x, c):
         value = data[b, k * lanes + c, y, x] if of_images else data[b, k * lanes + c, x]
-        return value if channels % lanes == 0 else te.if_then_else(k * lanes + c < channels, value, 0.0)
+        if channels % lanes == 0:
+            return value
+        return te.if_then_else(k * lanes + c < channels, value, tirx.const(0, data.dtype))
 
     return te.compute((n, ceildiv(channels, lanes), h, w, lanes), element, name="to_blocks")
 

@@ -14,10 +14,10 @@ from ...core.protocols import Lookup
 from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
-from ..schedule.rules import row_reduction
+from ..schedule.rules import dot_matmul, row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
-from . import conv_transpose, dynamic_reshape, ieee754, norms, scatter
+from . import conv_transpose, dynamic_reshape, ieee754, norms, quantize, scatter
 from .ieee754 import default
 
 _DYNAMIC_ROWS = 8  # rows of a product's workload, at least, if their number is dynamic
@@ -32,6 +32,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     """
     corrected = ieee754.legalizations() | OF_CONSTANTS
     corrected |= {"relax.power": _power, "relax.arange": _arange}
+    corrected |= quantize.OPERATORS
     corrected[scatter.OPERATOR] = partial(scatter.legalize, for_gpu=v is None)
     corrected |= dict.fromkeys(norms.OF_IMAGES, partial(norms.of_images, for_gpu=v is None))
     corrected[norms.OF_ROWS] = partial(norms.of_rows, flat=v is None)
@@ -55,8 +56,18 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
 def _matmul(bb, call, v, lookup):
     left, right = call.args
     a, b = known_shape(left.ty), known_shape(right.ty)
-    dtypes = {str(each.ty.dtype) for each in (left, right, call)}
-    if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
+    dtypes = [str(each.ty.dtype) for each in (left, right, call)]
+    if dtypes == ["uint8", "int8", "int32"] and isinstance(
+        right, tvm.ir.GenericConst
+    ):  # see graph/quantized.py
+        config = dot_matmul.default(a[-2], *b, v)
+        panels = relax.const(dot_matmul.pack(right.value.numpy(), config, v.lanes))
+
+        def compute(x, y):
+            return dot_matmul.compute(x, y, b[1], config)
+
+        return _fusable(bb, "dense_of_integers", compute, left, panels)
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or {*dtypes} != {"float32"}:
         return default(bb, call)
     if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
         rows = a[-2]
@@ -118,6 +129,7 @@ OF_CONSTANTS = {
     scatter.OPERATOR: scatter.legalize,
     **dict.fromkeys(norms.OF_IMAGES, norms.of_images),
     norms.OF_ROWS: norms.of_rows,
+    **quantize.OPERATORS,
 }
 
 

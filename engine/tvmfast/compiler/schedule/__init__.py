@@ -7,6 +7,7 @@ rules         a schedule for each kind of workload, a file each
 What rules share:
 
 rule          what a rule provides, and the registry of rules
+dot           instructions for dot products of 8-bit integers
 epilogue      operators fused after a kernel; vector and parallel loops
 parallel      parallel loops of dynamic length, run by one thread where that is short
 post_rewrite  rewrites of loops that a schedule annotates: padding, prefetches, remainder tiles

@@ -194,14 +194,15 @@ class DirectConv(ScheduleRule):
 # ---------------------------------------------------------------- shared with `pointwise`
 
 
-def outer_loop(workload: Convolution, lanes: int, rows: int, channel_tiles: int) -> str:
+def outer_loop(workload: Convolution, lanes: int, rows: int, channel_tiles: int, size: int = 4) -> str:
     """Choose the outer loop: "rows", of `rows` that each read all weights, or "channels", in tiles.
 
     Rows if all weights fit into the cache, channels if the image does; if neither does, the one that fetches
-    less. Weights are read sequentially, an image a few pixels here and there, which costs twice as much.
+    less. Weights are read sequentially, an image a few pixels here and there, which costs twice as much. An
+    element of either has `size` bytes.
     """
-    image = 4 * math.prod(workload.packed_input_shape(lanes)[1:])  # bytes
-    weights = 4 * math.prod(_packed_shape(workload, 1, lanes))
+    image = size * math.prod(workload.packed_input_shape(lanes)[1:])  # bytes
+    weights = size * math.prod(_packed_shape(workload, 1, lanes))
     if weights <= _CACHED_WEIGHTS:
         return "rows"
     return "rows" if image > _CACHED_IMAGE and weights * rows < 2 * image * channel_tiles else "channels"
