@@ -1,4 +1,7 @@
-"""`tn.build`: compile an imported module with its parameters, or a model, which is imported first; `tn.quantize`."""
+"""`tn.build` compiles an imported module with its parameters, or a model, which is imported first.
+
+`tn.quantize` makes an imported module one that computes in int8.
+"""
 
 import os
 import sys

@@ -19,7 +19,7 @@ from ..core.dims import evaluate
 from ..core.relax import bytes_of, dim_to_str, dynamic_dims, unwrap_ints
 from ..core.specs import TensorSpec, shorten
 from ..runtime.tensors import input_tensor, to_numpy
-from .layers import Graph
+from .layers import Graph, Layer
 
 METHODS = ("minmax", "percentile", "entropy")
 _TAIL = 1e-4  # of the values at each end, which `percentile` cuts off
@@ -28,11 +28,11 @@ _STEP = 32  # bins between two thresholds that `entropy` compares
 
 
 def checked(calibration: Any, main: relax.Function) -> list[list[np.ndarray]]:
-    """Return the samples as arrays in the order of a network's inputs; raises what `tn.quantize` does of them."""
+    """Return each sample as arrays in the order of the inputs; raises what `tn.quantize` does of them."""
     if isinstance(calibration, dict | str | bytes) or hasattr(calibration, "dtype"):
         raise TypeError(
-            "calibration: expected a list of samples, each an array, a tuple of arrays or a dictionary by the "
-            f"names of the inputs; got {type(calibration).__name__}; put it in a list: [x]"
+            "calibration: expected a list of samples, each an array, a tuple of arrays or a dictionary by "
+            f"the names of the inputs; got {type(calibration).__name__}; put it in a list: [x]"
         )
     try:
         samples = list(calibration)
@@ -44,7 +44,11 @@ def checked(calibration: Any, main: relax.Function) -> list[list[np.ndarray]]:
         raise ValueError("calibration: expected at least one sample of the network's inputs; got none")
     dims = dynamic_dims(main)
     specs = [
-        TensorSpec(p.name, tuple(dims.get(getattr(n, "name", ""), n) for n in unwrap_ints(p.ty.shape)), str(p.ty.dtype))
+        TensorSpec(
+            p.name,
+            tuple(dims.get(getattr(n, "name", ""), n) for n in unwrap_ints(p.ty.shape)),
+            str(p.ty.dtype),
+        )
         for p in main.params
     ]
     arrays = [_arrays(sample, specs, f"calibration[{n}]") for n, sample in enumerate(samples)]
@@ -57,10 +61,12 @@ def checked(calibration: Any, main: relax.Function) -> list[list[np.ndarray]]:
                     "finite numbers"
                 )
     first = [arrays[0][n].flat[0] for n in floats]
-    if floats and all((sample[n] == x).all() for sample in arrays for n, x in zip(floats, first, strict=True)):
+    if floats and all(
+        (sample[n] == x).all() for sample in arrays for n, x in zip(floats, first, strict=True)
+    ):
         raise ValueError(
-            f"calibration: input {specs[floats[0]].name!r} is {first[0]} everywhere in all samples, from which no "
-            "range follows: give samples like those that the network will see"
+            f"calibration: input {specs[floats[0]].name!r} is {first[0]} everywhere in all samples, from "
+            "which no range follows: give samples like those that the network will see"
         )
     return arrays
 
@@ -70,8 +76,8 @@ def _arrays(sample: Any, specs: list[TensorSpec], what: str) -> list[np.ndarray]
     if isinstance(sample, dict):
         if set(sample) != set(names):
             raise ValueError(
-                f"{what}: expected the inputs {', '.join(names)}; missing: {shorten(set(names) - set(sample))}; "
-                f"unknown: {shorten(map(str, set(sample) - set(names)))}"
+                f"{what}: expected the inputs {', '.join(names)}; missing: "
+                f"{shorten(set(names) - set(sample))}; unknown: {shorten(map(str, set(sample) - set(names)))}"
             )
         values = [sample[name] for name in names]
     else:
@@ -142,12 +148,18 @@ def with_outputs(mod: tvm.IRModule, main: relax.Function, outputs: Sequence[rela
 def _text(dim: Any) -> Any:
     text = dim_to_str(dim)
     if text is None:
-        raise ValueError(f"mod: a value of the network has an axis of {dim} elements: import it with static dims")
+        raise ValueError(
+            f"mod: a value of the network has an axis of {dim} elements: import it with static dims"
+        )
     return text
 
 
 def _dim_values(main: relax.Function, sample: list[np.ndarray]) -> dict[str, int]:
-    pairs = (pair for p, x in zip(main.params, sample, strict=True) for pair in zip(p.ty.shape, x.shape, strict=True))
+    pairs = (
+        pair
+        for p, x in zip(main.params, sample, strict=True)
+        for pair in zip(p.ty.shape, x.shape, strict=True)
+    )
     return {dim.name: n for dim, n in pairs if isinstance(dim, tvm.tirx.Var)}
 
 
@@ -211,7 +223,7 @@ class Range:
 
 
 def _divergence(sizes: np.ndarray, end: int, levels: int) -> float:
-    """Return how far a histogram is from itself with `levels` bins up to `end`, beyond which all is clipped."""
+    """Return how far a histogram is from itself with `levels` bins up to `end`, where all else is put."""
     wanted, inside = sizes[:end].copy(), sizes[:end]
     wanted[-1] += sizes[end:].sum()
     level = np.arange(end) * levels // end
@@ -226,8 +238,10 @@ def _divergence(sizes: np.ndarray, end: int, levels: int) -> float:
 
 
 def scale_of(low: float, high: float) -> tuple[np.float32, int]:
-    """Return the scale and the zero point of uint8 for a range, to which 0 belongs; scale 0 if it is empty."""
+    """Return the scale and the zero point of uint8 for a range with 0; a scale of 0 if there is none."""
     low, high = min(low, 0.0), max(high, 0.0)
+    if not math.isfinite(high - low):
+        return np.float32(0), 0
     scale = np.float32((high - low) / 255)
     if scale < np.finfo("float32").tiny:
         return np.float32(0), 0
@@ -236,9 +250,37 @@ def scale_of(low: float, high: float) -> tuple[np.float32, int]:
 
 def quantized_weight(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Return weights as int8 from -127 to 127, and a scale per output channel, float32."""
-    shape = [-1 if n == axis else 1 for n in range(weight.ndim)]
-    largest = np.abs(weight).max(tuple(n for n in range(weight.ndim) if n != axis), initial=0).astype("float64")
+    largest = (
+        np.abs(weight).max(tuple(n for n in range(weight.ndim) if n != axis), initial=0).astype("float64")
+    )
     scale = np.where(largest > 0, largest / 127, 1).astype("float32")
     scale = np.maximum(scale, np.finfo("float32").tiny)
-    q = np.clip(np.rint(weight / scale.reshape(shape).astype("float64")), -127, 127)
+    q = np.clip(np.rint(weight / along(scale.astype("float64"), axis, weight.ndim)), -127, 127)
     return q.astype("int8"), scale
+
+
+def channel_means(layer: Layer, x: np.ndarray) -> np.ndarray:
+    """Return the mean of each input channel of a layer, float64."""
+    axis = x.ndim - 1 if layer.kind == "matmul" else 1
+    return x.mean(tuple(n for n in range(x.ndim) if n != axis), dtype="float64")
+
+
+def correction(layer: Layer, means: np.ndarray) -> np.ndarray:
+    """Return what to add to each output channel so that rounded weights do not shift its mean, float32 (O,).
+
+    Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
+    section 4.2, with the means of the input channels, (C,), on the samples.
+    """
+    q, scale = quantized_weight(layer.weight, layer.axis)
+    error = layer.weight - q * along(scale.astype("float64"), layer.axis, q.ndim)
+    if layer.kind == "matmul":
+        return (means @ error).astype("float32")
+    error = error.sum(tuple(range(2, error.ndim)))  # (O, C / groups)
+    groups = len(means) // error.shape[1]
+    of_group = np.repeat(means.reshape(groups, -1), len(error) // groups, axis=0)
+    return (error * of_group).sum(1).astype("float32")
+
+
+def along(array: np.ndarray, axis: int, ndim: int) -> np.ndarray:
+    """Return an array of one dim so that it broadcasts along an axis of one of `ndim` dims."""
+    return array.reshape([-1 if n == axis else 1 for n in range(ndim)])

@@ -11,8 +11,8 @@ from tvm.relax import op
 from tvm.relax import transform as t
 
 from ..core.compat import pass_lock
-from ..core.relax import array_key, op_name
-from .calibrate import quantized_weight
+from ..core.relax import array_key, constant_array, op_name
+from .calibrate import along, quantized_weight
 from .layers import Graph, Layer
 
 
@@ -40,6 +40,8 @@ def insert(
     """
     layers = {layer.binding.var: layer for layer in active}
     names = _Names(graph)
+    biases = _biases(graph, active)
+    biased = {layer for layer, _ in biases.values()}
     reads: dict[relax.Var, relax.Var] = {}  # by tensor, what reads it as uint8 reads instead
 
     def quantized(var: relax.Var) -> list[relax.VarBinding]:
@@ -71,8 +73,16 @@ def insert(
                 weight = relax.Var(f"{binding.var.name}_weight", value.args[1].ty)
                 before, args[1] = [relax.VarBinding(weight, names.weight(layer))], weight
             value = relax.Call(value.op, args, value.attrs, value.ty_args)
+            if layer.correction is not None and layer not in biased:
+                product = relax.Var(f"{binding.var.name}_product", binding.var.ty)
+                before.append(relax.VarBinding(product, value))
+                value = op.add(product, relax.const(correcting(layer)))
         elif used:
             value = _replaced(value, used)
+        if binding.var in biases:
+            bias = names.bias(*biases[binding.var])
+            args = [bias if isinstance(arg, tvm.ir.GenericConst) else arg for arg in value.args]
+            value = relax.Call(value.op, args, value.attrs, value.ty_args)
         if value is not binding.value:
             binding = relax.VarBinding(binding.var, value)
         return [*before, binding, *quantized(binding.var)]
@@ -92,6 +102,30 @@ def insert(
     return names.lifted(mod)
 
 
+def correcting(layer: Layer) -> np.ndarray:
+    """Return the correction of a layer in a shape that broadcasts to its result."""
+    ndim = len(layer.binding.var.ty.shape)
+    return along(layer.correction, ndim - 1 if layer.kind == "matmul" else 1, ndim)
+
+
+def _biases(graph: Graph, active: Collection[Layer]) -> dict[relax.Var, tuple[Layer, np.ndarray]]:
+    """Return the layer and the constant that an addition of a bias adds, by the variable of its result."""
+    biases = {}
+    for layer in active:
+        reader = graph.readers[layer.binding.var][0]
+        if len(graph.readers[layer.binding.var]) > 1 or reader is None or op_name(reader.value) != "add":
+            continue
+        for constant in map(constant_array, reader.value.args):
+            if layer.weight is not None and constant is not None:
+                channels = layer.weight.shape[layer.axis]
+                shape = [*layer.binding.var.ty.shape]
+                axis = len(shape) - 1 if layer.kind == "matmul" else 1
+                wanted = tuple(channels if n == axis else 1 for n in range(len(shape)))
+                if (1,) * (len(shape) - constant.ndim) + constant.shape == wanted:
+                    biases[reader.var] = layer, constant
+    return biases
+
+
 def _replaced(value: relax.Call, used: Mapping[relax.Var, relax.Var]) -> relax.Call:
     """Return a call of other tensors, which may be in a tuple."""
     args = [
@@ -109,11 +143,6 @@ class _Names:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.names = {array_key(array): name for name, array in graph.arrays.items()}
-        for layer in graph.layers:
-            for reader in graph.readers[layer.binding.var]:  # what a folded batch norm adds is the layer's bias
-                for arg in reader.value.args if reader is not None and op_name(reader.value) == "add" else ():
-                    if isinstance(arg, tvm.ir.GenericConst):
-                        self.names.setdefault(array_key(arg.value), f"{layer.name}.bias")
         self.taken = {param.name for param in graph.main.params}
         self.made: dict[int, relax.Expr] = {}  # by the array of a weight: two layers may share it
 
@@ -128,6 +157,14 @@ class _Names:
             zero = relax.const(np.int8(0), "int8")
             self.made[key] = op.dequantize(*parts.values(), zero, axis=layer.axis)
         return self.made[key]
+
+    def bias(self, layer: Layer, constant: np.ndarray) -> relax.Expr:
+        """Return the bias of a layer with its correction."""
+        if layer.correction is not None:
+            constant = constant + layer.correction.reshape(constant.shape)
+        bias = relax.const(constant)
+        self.names[array_key(bias.value)] = f"{layer.name}.bias"
+        return bias
 
     def lifted(self, mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
         """Turn the constants of `main`, but for numbers, into parameters after the inputs."""

@@ -49,6 +49,7 @@ class Layer:
         weight: The weights, which become int8.
         axis: The axis of the weights that has the output channels.
         reason: Why it stays float32; "" if it does not.
+        correction: What is added to each output channel; see `calibrate.correction`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Layer:
     weight: np.ndarray | None = None
     axis: int = 0
     reason: str = ""
+    correction: np.ndarray | None = None
 
     @property
     def reads(self) -> list[relax.Var]:
@@ -96,7 +98,9 @@ class Graph:
         bindings = [each for block in self.main.body.blocks for each in block.bindings]
         self.bound = {binding.var: binding.value for binding in bindings}
         self.order = {var: n for n, var in enumerate([*self.main.params, *self.bound])}
-        self.readers: dict[relax.Var, list[relax.Binding | None]] = defaultdict(list)  # None: `main` returns it
+        self.readers: dict[relax.Var, list[relax.Binding | None]] = defaultdict(
+            list
+        )  # None: `main` returns it
         for binding in bindings:
             for var in relax.analysis.free_vars(binding.value):
                 self.readers[var].append(binding)
@@ -187,7 +191,7 @@ class Graph:
         return shape_text(args[0].ty) is not None and shape_text(args[0].ty) == shape_text(args[1].ty)
 
     def _fused(self, args) -> int | None:
-        """Return which of two addends a compiler adds to in registers: that of the product that comes last."""
+        """Return which of two addends is still in registers: that of the product that comes last."""
         once = [
             n
             for n, arg in enumerate(args)
@@ -196,7 +200,7 @@ class Graph:
         return max(once, key=lambda n: self.order[args[n]], default=None)
 
     def _source(self, var: relax.Expr) -> str:
-        """Return "conv" or "matmul" if a tensor is made by such a product and what is fused with it; else ""."""
+        """Return "conv" or "matmul" if such a product, and what is fused with it, makes a tensor; else ""."""
         while True:
             value = self.bound.get(var)
             name = op_name(value)

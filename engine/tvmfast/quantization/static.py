@@ -10,7 +10,17 @@ import tvm
 from tqdm.auto import tqdm
 
 from ..core.specs import shorten
-from .calibrate import METHODS, Range, Values, checked, quantized_weight, scale_of
+from .calibrate import (
+    METHODS,
+    Range,
+    Values,
+    along,
+    channel_means,
+    checked,
+    correction,
+    quantized_weight,
+    scale_of,
+)
 from .insert import Scale, insert
 from .layers import Graph, Layer
 from .report import Quantized, Report, Row
@@ -20,18 +30,25 @@ ANALYSED = 4  # samples on which the error of the output is measured
 
 
 def static_int8(
-    mod: tvm.IRModule, params: dict, calibration: Any, method: str, skip: str | Iterable[str], budget: float | None
+    mod: tvm.IRModule,
+    params: dict,
+    calibration: Any,
+    method: str,
+    skip: str | Iterable[str],
+    budget: float | None,
 ) -> Quantized:
     """Quantize a network; see `tn.quantize`."""
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}; got {method!r}")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0):
+    if budget is not None and (
+        isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0
+    ):
         raise ValueError(f"budget: expected a signal-to-noise ratio in dB, a number above 0; got {budget!r}")
     graph = Graph(mod, params)
     samples = checked(calibration, graph.main)
     _skip(graph.layers, [skip] if isinstance(skip, str) else [*skip])
     tensors = [*dict.fromkeys(var for layer in graph.layers for var in layer.reads)]
-    scales = _scales(graph, Values(graph, tensors, samples), method)
+    scales = _calibrated(graph, Values(graph, tensors, samples), method)
     for layer in graph.layers:
         for var in layer.reads:
             low, high = scales[graph.of_tensor[var]][:2]
@@ -44,7 +61,9 @@ def static_int8(
     alone, output = _measured(graph, active, scales, some, budget) if active else ({}, np.inf)
     signal = _activations(graph, Values(graph, tensors, some), scales)
     rows = [_row(graph, layer, scales, signal, alone) for layer in graph.layers]
-    return Quantized(*insert(graph, [each for each in active if not each.reason], scales), Report(rows, output))
+    return Quantized(
+        *insert(graph, [each for each in active if not each.reason], scales), Report(rows, output)
+    )
 
 
 def _skip(layers: list[Layer], skip: list) -> None:
@@ -60,23 +79,32 @@ def _skip(layers: list[Layer], skip: list) -> None:
             layer.reason = "skip names it"
 
 
-def _scales(graph: Graph, values: Values, method: str) -> dict:
-    """Run the float network on the samples; return the scale of each tensor that has one of its own."""
+def _calibrated(graph: Graph, values: Values, method: str) -> dict:
+    """Run the float network on the samples; return the scale of each tensor that has one of its own.
+
+    Each layer gets its correction.
+    """
     ranges = {var: Range(method) for part in values.parts for var in part}
+    means: dict[Layer, list[np.ndarray]] = {layer: [] for layer in graph.layers if layer.weight is not None}
     for run in _bar(values, "calibration", len(values)):
         for var, array in run.items():
             ranges[var].add(array)
+        for layer, each in means.items():
+            if layer.reads[0] in run:
+                each.append(channel_means(layer, run[layer.reads[0]]))
+    for layer, each in means.items():
+        layer.correction = correction(layer, np.mean(each, axis=0))
     chosen: dict = {}
     for var, each in ranges.items():
         low, high = each.chosen() if each.finite else (-np.inf, np.inf)
-        owner = graph.of_tensor[var]
-        before = chosen.get(owner, (0.0, 0.0))
-        chosen[owner] = min(low, before[0]), max(high, before[1])
-    return {var: Scale(*pair, *scale_of(*pair)) if np.isfinite(pair).all() else Scale(*pair, np.float32(0), 0)
-            for var, pair in chosen.items()}  # fmt: skip
+        before = chosen.get(graph.of_tensor[var], (0.0, 0.0))
+        chosen[graph.of_tensor[var]] = min(low, before[0]), max(high, before[1])
+    return {var: Scale(*pair, *scale_of(*pair)) for var, pair in chosen.items()}
 
 
-def _measured(graph: Graph, active: list[Layer], scales: dict, samples: list, budget: float | None) -> tuple[dict, float]:
+def _measured(
+    graph: Graph, active: list[Layer], scales: dict, samples: list, budget: float | None
+) -> tuple[dict, float]:
     """Return the noise that each layer alone adds to the output, and the output's ratio in dB.
 
     While that is below the budget, the layer that adds most stays float32.
@@ -107,12 +135,17 @@ def _row(graph: Graph, layer: Layer, scales: dict, noises: dict, alone: dict) ->
     if layer.reads:
         var = layer.reads[0]
         scale = scales[graph.of_tensor[var]]
-        row = {"low": scale.low, "high": scale.high, "scale": float(scale.scale), "zero_point": scale.zero_point}
+        row = {
+            "low": scale.low,
+            "high": scale.high,
+            "scale": float(scale.scale),
+            "zero_point": scale.zero_point,
+        }
         row["activation"] = decibels(max(noises[var] for var in layer.reads))
     if layer.weight is not None:
         q, scale = quantized_weight(layer.weight, layer.axis)
         wide = layer.weight.astype("float64")
-        left = q * scale.astype("float64").reshape([-1 if n == layer.axis else 1 for n in range(q.ndim)])
+        left = q * along(scale.astype("float64"), layer.axis, q.ndim)
         power = np.square(wide).sum()
         row["weight"] = decibels(np.square(left - wide).sum() / power if power else np.nan)
     if layer in alone:

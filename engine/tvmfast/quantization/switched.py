@@ -13,8 +13,8 @@ from tvm import relax
 from tvm.relax import op
 
 from ..compiler.build import build
-from .calibrate import quantized_weight
-from .insert import Scale
+from .calibrate import along, quantized_weight
+from .insert import Scale, correcting
 from .layers import Graph, Layer
 
 
@@ -55,7 +55,10 @@ def decibels(noise: float) -> float:
 
 
 def _switched(graph: Graph, layers: list[Layer], scales: Mapping[relax.Var, Scale]) -> tvm.IRModule:
-    switches = {layer.binding.var: relax.Var(f"switch{n}", relax.TensorType((), "bool")) for n, layer in enumerate(layers)}
+    switches = {
+        layer.binding.var: relax.Var(f"switch{n}", relax.TensorType((), "bool"))
+        for n, layer in enumerate(layers)
+    }
     by_binding = {layer.binding.var: layer for layer in layers}
     blocks = []
     for block in graph.main.body.blocks:
@@ -72,14 +75,16 @@ def _switched(graph: Graph, layers: list[Layer], scales: Mapping[relax.Var, Scal
                 args[n] = _rounded(args[n], scale, bindings)
             if layer.weight is not None:
                 q, scales_of_channels = quantized_weight(layer.weight, layer.axis)
-                shape = [-1 if n == layer.axis else 1 for n in range(q.ndim)]
-                args[1] = relax.const(q * scales_of_channels.reshape(shape))
-            both = [relax.Var(f"{name}_{kind}", binding.var.ty) for kind in ("int8", "float")]
+                args[1] = relax.const(q * along(scales_of_channels, layer.axis, q.ndim))
+            rounded, exact, shifted = (relax.Var(f"{name}_{n}", binding.var.ty) for n in range(3))
             bindings += [
-                relax.VarBinding(both[0], relax.Call(call.op, args, call.attrs, call.ty_args)),
-                relax.VarBinding(both[1], call),
-                relax.VarBinding(binding.var, op.where(switches[binding.var], *both)),
+                relax.VarBinding(rounded, relax.Call(call.op, args, call.attrs, call.ty_args)),
+                relax.VarBinding(exact, call),
             ]
+            if layer.correction is not None:
+                bindings.append(relax.VarBinding(shifted, op.add(rounded, relax.const(correcting(layer)))))
+                rounded = shifted
+            bindings.append(relax.VarBinding(binding.var, op.where(switches[binding.var], rounded, exact)))
         blocks.append(relax.BindingBlock(bindings))
     params = [*graph.main.params, *switches.values()]
     body = relax.SeqExpr(blocks, graph.main.body.body)
