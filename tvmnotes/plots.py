@@ -372,6 +372,28 @@ def roofline(profiles: dict, flops: float, bandwidth: float):
     return figure
 
 
+@drawer
+def quantization(rows: list, output: float):
+    """Draw the signal-to-noise ratios of a quantized network's layers in dB, the worst for the output first.
+
+    `rows` are those of a `quantization.report.Report`; `output` is the ratio of the output, all in int8.
+    """
+    known = sorted((row for row in rows if row.output < np.inf), key=lambda row: row.output)
+    figure, axes = _axes(7.2, 1.2 + 0.22 * len(known))
+    dots = (("weight", GREY, "s", "its weights"), ("activation", ORANGE, "^", "its input"))
+    dots += (("output", BLUE, "o", "the output, if it alone is int8"),)
+    for name, color, marker, label in dots:
+        ratios = [getattr(row, name) for row in known]
+        axes.plot(ratios, range(len(known)), marker, color=color, label=label, markersize=5)
+    axes.axvline(output, color="black", linestyle="--", label=f"the output: {output:.1f} dB")
+    names = [row.layer + (" (float32)" if row.reason else "") for row in known]
+    axes.set_yticks(range(len(known)), names, fontsize=8)
+    axes.set(xlabel="signal-to-noise ratio (dB): the higher, the better")
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    axes.invert_yaxis()
+    return figure
+
+
 def by_threads(timings: dict):
     """Plot median ms against threads, from `measure.Timing`s by (threads, bound); dotted: perfect scaling."""
     figure, axes = _axes(6.4, 3.2)
