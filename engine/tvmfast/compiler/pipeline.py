@@ -25,6 +25,7 @@ from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
 from .graph.pack_recurrent import pack_recurrent
+from .graph.packed_weights import packed_weights_to_kernels
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.rms_norm import fuse_rms_norms
 from .graph.skinny_gemm import lower_skinny_gemms
@@ -80,6 +81,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         # from operators to kernels
         (0, checks),
         (0, updates),
+        (0, packed_weights_to_kernels(simd if context.opt_level >= 3 else None)),
         (0, ieee754.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level))),

@@ -7,6 +7,7 @@ winograd         3x3 convolutions of stride 1, with fewer multiplications
 matmul           products with a weight known at compile time
 batch_matmul     products of two activations
 skinny_gemm      products of a few rows with a strided view
+packed_weights   products with weights of 8 or 4 bits, unpacked in registers or by panels
 row_reduction    softmax and layer norm
 repack_channels  concatenation and slices of channels in the blocked layout
 default          every other kernel
