@@ -26,6 +26,7 @@ from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, f
 from .graph.fuse_attention import fuse_attention
 from .graph.half_precision import round_weights, store_in_half
 from .graph.pack_recurrent import pack_recurrent
+from .graph.packed_weights import packed_weights_to_kernels
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.quantized import sums_of_integers
 from .graph.rms_norm import fuse_rms_norms
@@ -88,6 +89,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         # from operators to kernels
         (0, checks),
         (0, updates),
+        (0, packed_weights_to_kernels(simd if context.opt_level >= 3 else None)),
         (0, ieee754.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level))),

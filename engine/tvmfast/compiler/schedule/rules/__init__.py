@@ -9,6 +9,7 @@ dot_conv         convolutions of 8-bit integers
 dot_matmul       products of 8-bit integers with a weight known at compile time
 batch_matmul     products of two activations
 skinny_gemm      products of a few rows with a strided view
+packed_weights   products with weights of 8 or 4 bits, unpacked in registers or by panels
 row_reduction    softmax and layer norm
 repack_channels  concatenation and slices of channels in the blocked layout
 default          every other kernel
