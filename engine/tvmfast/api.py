@@ -14,6 +14,7 @@ from .compiler import build as compiler
 from .core.compat import keep_interrupt
 from .quantization.report import Quantized
 from .quantization.static import static_int8
+from .quantization.weights_only import quantize_weights
 from .runtime.compiled import Compiled
 
 
@@ -56,13 +57,19 @@ def build(
 def quantize(
     mod: tvm.IRModule,
     params: dict,
-    calibration: Iterable,
+    calibration: Iterable | None = None,
     *,
     method: str = "minmax",
     skip: str | Iterable[str] = (),
     budget: float | None = None,
-) -> Quantized:
+    weights: str | None = None,
+    group: int = 32,
+) -> Quantized | tuple[tvm.IRModule, dict]:
     """Quantize a float32 network: convolutions and matrix products with constant weights compute in int8.
+
+    With `weights`, only the weights of matrix products are stored in fewer bits, for language models, whose
+    time is that of reading them: symmetric, with a float16 scale for each `group` of input channels. They are
+    unpacked in registers, and the products are those of float32 with these weights.
 
     Static quantization: the scales follow from the network's values on samples. Weights become int8, with a
     scale per output channel and no zero point; activations uint8 with a scale and a zero point per tensor;
@@ -81,9 +88,13 @@ def quantize(
             iterable) of arrays, tuples of arrays, or dictionaries by the names of the inputs.
         method: How a tensor's range is chosen from its values: "minmax", all of it; "percentile", without
             the 0.01 % at each end; "entropy", the least Kullback-Leibler divergence.
-        skip: Layers that stay float32, by their names in the report or their operators, "matmul".
+        skip: Layers that stay float32, by their names in the report or their operators, "matmul"; with
+            `weights`, names of parameters.
         budget: The least signal-to-noise ratio of the output, in dB. While the output's is lower, the layer
             that alone adds the largest error stays float32.
+        weights: "int8", integers from -127 to 127, or "int4", from -8 to 7, for weights alone; there is no
+            `calibration` then.
+        group: Input channels of such a weight that share a scale, a multiple of 8.
 
     Returns:
         The module and the parameters, a tuple of two, whose attribute `report` is a `Report`: for each
@@ -93,9 +104,13 @@ def quantize(
 
     Raises:
         TypeError: `calibration` is no list, or a sample no array; `mod` or `params` as for `build`.
-        ValueError: There is no sample, one has another shape or dtype than the inputs, NaN or infinities, or
+        ValueError: Both `calibration` and `weights` are given. There is no sample, one has another shape or dtype than the inputs, NaN or infinities, or
             all have one number everywhere; `method`, `skip` or `budget` is none of the above.
     """
+    if weights is not None:
+        if calibration is not None or budget is not None:
+            raise ValueError("weights: those in fewer bits need no samples; expected no calibration and no budget")
+        return quantize_weights(mod, params, weights, group, [skip] if isinstance(skip, str) else [*skip])
     return static_int8(mod, params, calibration, method, skip, budget)
 
 
