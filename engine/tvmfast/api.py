@@ -92,8 +92,8 @@ def quantize(
             `weights`, names of parameters.
         budget: The least signal-to-noise ratio of the output, in dB. While the output's is lower, the layer
             that alone adds the largest error stays float32.
-        weights: "int8", integers from -127 to 127, or "int4", from -8 to 7, for weights alone; there is no
-            `calibration` then.
+        weights: "int8", integers from -127 to 127, or "int4", from -8 to 7, for weights alone; without
+            `calibration`.
         group: Input channels of such a weight that share a scale, a multiple of 8.
 
     Returns:
@@ -104,12 +104,13 @@ def quantize(
 
     Raises:
         TypeError: `calibration` is no list, or a sample no array; `mod` or `params` as for `build`.
-        ValueError: Both `calibration` and `weights` are given. There is no sample, one has another shape or dtype than the inputs, NaN or infinities, or
-            all have one number everywhere; `method`, `skip` or `budget` is none of the above.
+        ValueError: There is no sample, one has another shape or dtype than the inputs, NaN or infinities, or
+            all have one number everywhere; `method`, `skip`, `budget` or `group` is none of the above; both
+            `calibration` and `weights` are given.
     """
     if weights is not None:
         if calibration is not None or budget is not None:
-            raise ValueError("weights: those in fewer bits need no samples; expected no calibration and no budget")
+            raise ValueError("weights: expected no calibration and no budget beside it; they need no samples")
         return quantize_weights(mod, params, weights, group, [skip] if isinstance(skip, str) else [*skip])
     return static_int8(mod, params, calibration, method, skip, budget)
 
