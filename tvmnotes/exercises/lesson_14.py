@@ -15,7 +15,7 @@ def _weights() -> np.ndarray:
 
 @exercise(
     "14.1",
-    "The largest magnitude of each channel becomes 127; `keepdims=True` keeps the scales in a shape that broadcasts.",
+    "The largest magnitude of each channel becomes 127; with `keepdims=True` the scales broadcast.",
     "A channel of zeros has the scale 0, and 0 / 0 is no byte. Any other scale will do there.",
     minutes=15,
     difficulty=1,
@@ -76,8 +76,8 @@ def _noise(values: np.ndarray, limit: float, bits: int) -> float:
 
 @exercise(
     "14.2",
-    "Try many limits between a small share of the largest magnitude and all of it; compute the error of each.",
-    "np.geomspace(largest / 100, largest, 400) is fine enough. The error is that of all values, clipped ones included.",
+    "Try many limits, from a small share of the largest magnitude to all of it; compute the error of each.",
+    "np.geomspace(largest / 100, largest, 400) is fine enough. Clipped values count in the error, too.",
     minutes=25,
     difficulty=2,
 )
@@ -116,7 +116,8 @@ def where_to_clip(answer):
 @exercise(
     "14.3",
     "Write the sum of (x - zero) * w as a sum of x * w and a second sum. Which of the two needs x?",
-    "sum(x * w) - zero * sum(w): the second is a constant for each output channel. Beyond the border, x - zero is to be 0.",
+    "sum(x * w) - zero * sum(w): the second is a constant for each output channel. Beyond the border, "
+    "x - zero is to be 0.",
     minutes=20,
     difficulty=2,
 )
