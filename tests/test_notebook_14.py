@@ -1,5 +1,6 @@
 """What lesson 14 claims, asserted on the names that its cells define. No time is asserted."""
 
+import linecache
 from pathlib import Path
 
 import nbformat
@@ -20,7 +21,9 @@ def lesson():
     names: dict = {}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         if cell.cell_type == "code" and cell.id not in NOT_RUN:
-            exec(cell.source, names)
+            file = f"<14:{cell.id}>"  # TVMScript reads the source of a function
+            linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(keepends=True), file)
+            exec(compile(cell.source, file, "exec"), names)
             if cell.id == "eight":
                 names["first_scale"], names["first_zero"] = names["scale"], names["zero"]
             if cell.id == "qdq-right":
@@ -99,9 +102,10 @@ def test_the_instruction_is_in_the_tile(lesson, monkeypatch):
 
 
 def test_the_digits_keep_their_classes(lesson):
-    labels, found = lesson["labels"], lesson["found"]
-    right = {name: int((each.argmax(1) == labels).sum()) for name, each in found.items()}
-    assert right["int8"] >= 356 and right["bfloat16"] >= 359
+    classes = {name: each.argmax(1) for name, each in lesson["found"].items()}
+    assert (classes["int8"] == lesson["labels"]).sum() >= 356
+    assert (classes["int8"] == classes["float32"]).sum() >= 356
+    assert (classes["bfloat16"] == classes["float32"]).sum() >= 359
 
 
 def test_the_worst_layer_left_out_makes_the_result_better(lesson):
