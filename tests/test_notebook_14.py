@@ -1,5 +1,6 @@
 """What lesson 14 claims, asserted on the names that its cells define. No time is asserted."""
 
+import linecache
 from pathlib import Path
 
 import nbformat
@@ -20,7 +21,9 @@ def lesson():
     names: dict = {}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         if cell.cell_type == "code" and cell.id not in NOT_RUN:
-            exec(cell.source, names)
+            file = f"<14:{cell.id}>"  # TVMScript reads the source of a function
+            linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(keepends=True), file)
+            exec(compile(cell.source, file, "exec"), names)
             if cell.id == "eight":
                 names["first_scale"], names["first_zero"] = names["scale"], names["zero"]
             if cell.id == "qdq-right":
