@@ -31,7 +31,7 @@ from ...core.relax import (
     unwrap_ints,
 )
 from ...core.simd import Simd, pad_to
-from ..schedule.rules import dot_conv, repack_channels
+from ..schedule.rules import dot_conv, repack_channels, winograd
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
@@ -196,6 +196,8 @@ class _Blocker(relax.PyExprMutator):
         conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
         static = all(isinstance(dim, int) for dim in found.shape[1:])
         config = conv.config(self.lookup, self.simd) if static else conv.config_for_dynamic_dims(self.simd)
+        if self.dtype == "bfloat16" and config["family"] == "winograd":
+            config = winograd.at_most_2(config, conv, self.simd)
         source = self.visit_expr(data) if is_image else block.expr
         if is_image and found.is_line:
             source = self.builder_.emit(relax.op.expand_dims(source, 2))

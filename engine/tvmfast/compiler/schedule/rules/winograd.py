@@ -19,7 +19,7 @@ from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, fastest_tile, pad_to
 from .. import post_rewrite
 from ..epilogue import block_names, parallel, vectorize
-from ..rule import Loops, ScheduleRule
+from ..rule import RULES, Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
 from ..workloads.workload import Workload
 
@@ -246,6 +246,14 @@ def best_tile(workload: Convolution) -> int | None:
         transforms = 7 * size * (1 / outs + 1 / ins)  # of a tile, per channel
         costs[m] = size * (tiles + _READ) + tiles * transforms
     return min(costs, key=costs.get)
+
+
+def at_most_2(config: dict, workload: Convolution, simd: Simd) -> dict:
+    """Return a config for weights that are rounded to bfloat16 once they are transformed.
+
+    With F(4x4, 3x3) the error would be four times that of the same weights rounded as they are.
+    """
+    return config if config["m"] == 2 else RULES["winograd"].as_dict(default_of_tile(workload, 2, simd))
 
 
 def default_of_tile(workload: Convolution, m: int, simd: Simd) -> Winograd.Config:

@@ -1,0 +1,145 @@
+"""Half precision: weights in bfloat16 and float16, at all levels, in files and with dynamic dims; what is refused."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from agreement import close, reference
+from torch import nn
+
+import tvmfast
+
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Convolutions(nn.Module):
+    """Convolutions that no rule but the direct one computes, one of groups, one transposed, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 24, 5, 2, 2), nn.ReLU(), nn.Conv2d(24, 40, 1), nn.Conv2d(40, 40, (1, 3), groups=4),
+            nn.ReLU(), nn.ConvTranspose2d(40, 16, 2, 2), nn.Flatten(), nn.Linear(16 * 12 * 8, 20),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Words(nn.Module):
+    """An embedding, a layer of a transformer, an LSTM and a linear layer that shares the embedding's weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.encoder = nn.TransformerEncoderLayer(32, 2, 48, batch_first=True, norm_first=True)
+        self.lstm = nn.LSTM(32, 32, batch_first=True)
+
+    def forward(self, tokens):
+        x = self.encoder(self.embedding(tokens))
+        return self.lstm(x)[0] @ self.embedding.weight.T
+
+
+def rounded(net: nn.Module, dtype: str) -> nn.Module:
+    """A copy whose weights are halves, stored in float32; biases are as they were."""
+    net = copy.deepcopy(net)
+    for weight in net.parameters():
+        if weight.dim() > 1:
+            weight.data = weight.data.to(HALVES[dtype]).float()
+    return net
+
+
+def bytes_of(lib) -> int:
+    return sum(array.numpy().nbytes for array in lib.params.values())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("level", [0, 3])
+def test_convolutions_are_those_of_the_rounded_weights(level, dtype):
+    net, x = Convolutions().eval(), torch.randn(1, 3, 12, 12)
+    mod, params = tvmfast.from_pytorch(net, (x,))
+    half = tvmfast.build(mod, params, opt_level=level, dtype=dtype)
+    close(half(x), reference(rounded(net, dtype), x))
+    assert bytes_of(half) < 0.6 * bytes_of(tvmfast.build(mod, params, opt_level=level))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("level", [0, 3])
+def test_words_are_those_of_the_rounded_weights(level, dtype):
+    net, tokens = Words().eval(), torch.randint(0, 50, (1, 7))
+    mod, params = tvmfast.from_pytorch(net, (tokens,))
+    half = tvmfast.build(mod, params, opt_level=level, dtype=dtype)
+    close(half(tokens), reference(rounded(net, dtype), tokens))
+    assert bytes_of(half) < 0.6 * bytes_of(tvmfast.build(mod, params, opt_level=level))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_transformed_convolution_has_an_error_of_rounded_weights(dtype):
+    net, x = nn.Conv2d(32, 48, 3, padding=1).eval(), torch.randn(1, 32, 24, 24)
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, (x,)), dtype=dtype)
+    config, *_ = (kernel for kernel in lib.graph["kernels"].values() if kernel["family"] == "winograd")
+    assert config["m"] == 2 or dtype == "float16"  # the larger tile takes more bits
+    x, net = x.double(), net.double()
+    norm = nn.functional.conv2d(x**2, net.weight**2, padding=1).sqrt().max().item()  # of a product's terms
+    error = np.abs(lib(x.float()) - net(x).detach().numpy()).max()
+    # Five standard deviations of the sum of so many roundings, of which F(4x4, 3x3) makes five times as much.
+    assert error < 25 / np.sqrt(12) * torch.finfo(HALVES[dtype]).eps * norm
+
+
+def test_a_saved_network_has_half_the_bytes_and_computes_the_same(tmp_path):
+    net, x = Convolutions().eval(), torch.randn(1, 3, 12, 12)
+    mod, params = tvmfast.from_pytorch(net, (x,))
+    sizes = []
+    for dtype in (None, "bfloat16"):
+        lib = tvmfast.build(mod, params, dtype=dtype)
+        folder = lib.save(tmp_path / str(dtype))
+        np.testing.assert_array_equal(tvmfast.load(folder)(x), lib(x))
+        sizes.append(max(file.stat().st_size for file in folder.glob("params*")))
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_weights_that_overflow_or_are_special_stay_what_they_are(compile_function):
+    big = torch.randn(40, 64)
+    big[3, 5] = 1e5  # float16 ends at 65,504
+    odd = torch.randn(40, 64)
+    odd[0, 0], odd[1, 1], odd[2, 2] = float("nan"), float("inf"), -float("inf")
+    x = torch.randn(2, 64)
+    for weight in (big, odd):
+        kept = weight if weight is big else weight.half().float()
+        lib = compile_function(lambda x, weight=weight: x @ weight.T, {"x": x.shape}, dtype="float16")
+        close(lib(x), reference(lambda x, kept=kept: x @ kept.T.to(x.dtype), x))
+
+
+def test_inputs_and_outputs_keep_their_dtypes():
+    net = Words().eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, (torch.randint(0, 50, (1, 7)),)), dtype="bfloat16")
+    assert [spec.dtype for spec in lib.inputs] == ["int64"] and [spec.dtype for spec in lib.outputs] == ["float32"]
+
+
+def test_dynamic_dims_and_specializations():
+    net = Convolutions().layers[:-2].eval()
+    x = torch.randn(1, 3, 16, 12)
+    mod, params = tvmfast.from_pytorch(net, {"x": (1, 3, "height", "width")})
+    lib = tvmfast.build(mod, params, dtype="bfloat16", sizes=[{"height": 16, "width": 12}])
+    exact = rounded(net, "bfloat16")
+    for each in (x, x[..., :11, :10].contiguous()):
+        close(lib(each), reference(exact, each))
+
+
+def test_a_network_of_halves_keeps_its_weights_in_half():
+    net, x = nn.Linear(64, 40).bfloat16().eval(), torch.randn(1, 64).bfloat16()
+    mod, params = tvmfast.from_pytorch(net, (x,))
+    plain, half = tvmfast.build(mod, params), tvmfast.build(mod, params, dtype="bfloat16")
+    np.testing.assert_array_equal(half(x), plain(x))
+    assert bytes_of(half) < 0.6 * bytes_of(plain)
+
+
+def test_what_is_refused():
+    mod, params = tvmfast.from_pytorch(nn.Linear(4, 4).half().eval(), (torch.zeros(1, 4).half(),))
+    with pytest.raises(ValueError, match="expected 'bfloat16' or 'float16', or None for the network's own; got 'int8'"):
+        tvmfast.build(mod, params, dtype="int8")
+    with pytest.raises(ValueError, match="the network has tensors of float16 already; build it without dtype"):
+        tvmfast.build(mod, params, dtype="bfloat16")
+    with pytest.raises(ValueError, match="is for CPUs: for a GPU convert the model"):
+        tvmfast.build(mod, params, {"kind": "cuda", "arch": "sm_80"}, dtype="float16")
