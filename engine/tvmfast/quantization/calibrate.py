@@ -128,11 +128,19 @@ class Values:
         for part in self.parts:
             inputs = [var for var in part if var in {*self.graph.main.params}]
             others = [var for var in part if var not in inputs]
-            lib = build(with_outputs(self.graph.mod, self.graph.main, others), {}) if others else None
+            mod = with_outputs(self.graph.mod, self.graph.main, others)
+            lib = build(for_samples(mod, self.samples), {}) if others else None
             for sample in self.samples:
                 given = dict(zip(self.graph.main.params, sample, strict=True))
                 results = lib(*sample) if lib else ()
                 yield {var: given[var] for var in inputs} | dict(zip(others, results, strict=True))
+
+
+def for_samples(mod: tvm.IRModule, samples: list) -> tvm.IRModule:
+    """Return a module for the samples' dims if these are those of all, as it is sooner built and run."""
+    first, *others = (_dim_values(mod["main"], sample) for sample in samples)
+    same = first and all(each == first for each in others)
+    return relax.transform.BindSymbolicVars(first, "main")(mod) if same else mod
 
 
 def with_outputs(mod: tvm.IRModule, main: relax.Function, outputs: Sequence[relax.Expr]) -> tvm.IRModule:
@@ -157,7 +165,7 @@ def _text(dim: Any) -> Any:
 def _dim_values(main: relax.Function, sample: list[np.ndarray]) -> dict[str, int]:
     pairs = (
         pair
-        for p, x in zip(main.params, sample, strict=True)
+        for p, x in zip(main.params, sample, strict=False)
         for pair in zip(p.ty.shape, x.shape, strict=True)
     )
     return {dim.name: n for dim, n in pairs if isinstance(dim, tvm.tirx.Var)}

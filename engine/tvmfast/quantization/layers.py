@@ -177,7 +177,8 @@ class Graph:
             x = binding.value.args[0] if name in _POOLS else None
             if not isinstance(x, relax.Var) or not _is_float(x):
                 continue
-            if x in self.quantized or (self._source(x) == "conv" and len(self.readers[x]) == 1):
+            stored = self._source(self._moved_from(x)) == "conv" and len(self.readers[x]) == 1
+            if x in self.quantized or stored:
                 kind = name.removeprefix("nn.")
                 number[kind] += 1
                 self.quantized[x] = None

@@ -93,7 +93,8 @@ def _calibrated(graph: Graph, values: Values, method: str) -> dict:
             if layer.reads[0] in run:
                 each.append(channel_means(layer, run[layer.reads[0]]))
     for layer, each in means.items():
-        layer.correction = correction(layer, np.mean(each, axis=0))
+        mean = np.mean(each, axis=0)
+        layer.correction = correction(layer, mean) if np.isfinite(mean).all() else None
     chosen: dict = {}
     for var, each in ranges.items():
         low, high = each.chosen() if each.finite else (-np.inf, np.inf)

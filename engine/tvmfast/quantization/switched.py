@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..compiler.build import build
-from .calibrate import along, quantized_weight
+from .calibrate import along, for_samples, quantized_weight
 from .insert import Scale, correcting
 from .layers import Graph, Layer
 
@@ -24,7 +24,7 @@ class Switched:
     def __init__(self, graph: Graph, layers: list[Layer], scales: Mapping[relax.Var, Scale], samples: list):
         """Build the network, and run it in float32."""
         self.layers, self.samples = layers, samples
-        self.lib = build(_switched(graph, layers, scales), {})
+        self.lib = build(for_samples(_switched(graph, layers, scales), samples), {})
         self.floats = [[np.float64(each) for each in self._run(sample, ())] for sample in samples]
 
     def noise(self, active: Collection[Layer]) -> float:
@@ -43,9 +43,12 @@ class Switched:
 
 
 def _noise(pair: tuple) -> float:
-    got, wanted = pair
-    error = sum(float(np.square(g - w).sum()) for g, w in zip(got, wanted, strict=True))
-    signal = sum(float(np.square(w).sum()) for w in wanted)
+    """Return the noise by the signal of an output, where the float network's is finite."""
+    error, signal = 0.0, 0.0
+    for got, wanted in zip(*pair, strict=True):
+        finite = np.isfinite(wanted)
+        error += float(np.square(got[finite] - wanted[finite]).sum())
+        signal += float(np.square(wanted[finite]).sum())
     return error / signal if signal else math.inf * error if error else 0.0
 
 
