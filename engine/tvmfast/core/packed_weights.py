@@ -5,8 +5,7 @@ input channels of an output channel, the last group of which may be shorter. 8 b
 to 127. 4 bits, from -8 to 7, are words of int32, (N, ceil(K / 8)): the bits 4 i to 4 i + 3 of a word are
 channel i of eight. Products of the integers and their scales are exact in float32.
 
-`quantization.weights_only` and frontends emit the calls, and `compiler/graph/packed_weights.py` lowers them to
-kernels.
+`quantization/weights_only.py` emits the calls; `compiler/graph/packed_weights.py` lowers them to kernels.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import ceildiv, known_shape, op_name
+from .relax import ceildiv, known_shape, op_name, round_up
 
 MATMUL, TAKE = "tvmfast.packed_matmul", "tvmfast.packed_take"
 WORD = 8  # weights of 4 bits in a word
@@ -38,6 +37,7 @@ def quantized(weight: np.ndarray, bits: int, group: int) -> Packed:
     becomes -8, so that all 16 values are used and a scale may be negative; that is llama.cpp's Q4_0.
     """
     columns, depth = weight.shape
+    group = min(group, round_up(depth, WORD))
     groups = ceildiv(depth, group)
     padded = np.zeros((columns, groups * group), "float32")
     padded[:, :depth] = weight

@@ -16,6 +16,7 @@ from ...core.relax import array_key, constant_array, dim_hint, known_shape, on_e
 from ...core.simd import Simd
 from ..schedule.rules import packed_weights as rule
 
+_FUSABLE = {"op_pattern": OUT_EWISE_FUSABLE}
 _DYNAMIC_ROWS = 8  # rows of a product, at least, if their number is dynamic
 
 
@@ -31,14 +32,9 @@ def packed_weights_to_kernels(simd: Simd | None) -> tvm.transform.Pass:
 
 
 def _has_packed(func) -> bool:
-    found = []
-
-    def look(call):
-        found.extend(name for name in (packed_weights.MATMUL, packed_weights.TAKE) if packed_weights.arguments(call, name))
-
-    if isinstance(func, relax.Function):
-        relax.analysis.post_order_visit(func, look)
-    return bool(found)
+    names = packed_weights.MATMUL, packed_weights.TAKE
+    values = relax.analysis.get_var2val(func).values() if isinstance(func, relax.Function) else ()
+    return any(packed_weights.arguments(value, name) for value in values for name in names)
 
 
 @relax.expr_functor.mutator
@@ -46,7 +42,7 @@ class _ToKernels(relax.PyExprMutator):
     def __init__(self, mod, simd):
         super().__init__(mod)
         self.simd = simd
-        self.panels = {}  # a weight's panels, by the key of its integers: a product and a look-up may share them
+        self.panels = {}  # of each weight, by the key of its integers: a product and a look-up may share them
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
@@ -59,7 +55,7 @@ class _ToKernels(relax.PyExprMutator):
     def _product(self, x, weight: Packed):
         shape, columns = known_shape(x.ty), int(weight.integers.ty.shape[0])
         if self.simd is None or len(shape) < 2 or 0 in shape:
-            return self._call(_plain_product, x, weight, "packed_dense", {"op_pattern": OUT_EWISE_FUSABLE})
+            return self._call(_plain_product, x, weight, "packed_dense", _FUSABLE)
         rows = math.prod(shape[:-1]) if static_shape(x.ty) else None
         flat = rows is not None and len(shape) > 2
         if flat:
@@ -70,13 +66,23 @@ class _ToKernels(relax.PyExprMutator):
         def compute(x, integers, scales, group, _depth):
             return rule.product(x, integers, scales, group, columns, self.simd, rows)
 
-        result = self._call(compute, x, self._in_panels(weight), "packed_dense", {"op_pattern": OUT_EWISE_FUSABLE})
+        result = self._call(compute, x, self._in_panels(weight), "packed_dense", _FUSABLE)
         return R.reshape(self.builder_.emit(result), (*shape[:-1], columns)) if flat else result
 
     def _take(self, index, weight: Packed):
-        if self.simd is None:
-            return self._call(_plain_take, index, weight, "packed_take", {})
-        return self._call(rule.take, index, self._in_panels(weight), "packed_take", {})
+        last = int(weight.integers.ty.shape[0]) - 1
+        look_up = _plain
+        if self.simd is not None:
+            weight, look_up = self._in_panels(weight), rule.element
+
+        def compute(index, integers, scales, group, depth):
+            def element(*at):
+                row = te.max(te.min(index[at[:-1]], last), 0)
+                return look_up(integers, scales, group, row, at[-1])
+
+            return te.compute((*index.shape, depth), element, name="take")
+
+        return self._call(compute, index, weight, "packed_take", {})
 
     def _call(self, compute, x, weight: Packed, hint: str, attrs: dict):
         return self.builder_.call_te(
@@ -105,14 +111,6 @@ def _plain_product(x, integers, scales, group: int, depth: int):
         return te.sum(x[(*rows, k)] * _plain(integers, scales, group, n, k), axis=[k])
 
     return te.compute((*x.shape[:-1], integers.shape[0]), element, name="matmul")
-
-
-def _plain_take(index, integers, scales, group: int, depth: int):
-    def element(*at):
-        *of_index, k = at
-        return _plain(integers, scales, group, index[tuple(of_index)], k)
-
-    return te.compute((*index.shape, depth), element, name="take")
 
 
 def _plain(integers, scales, group: int, n, k):

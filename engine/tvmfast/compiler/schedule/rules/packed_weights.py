@@ -59,7 +59,8 @@ def as_float(value, depth):
         return value.astype("float32")
     # Unsigned, as Relax's `call_te` would make an int32 that is shifted by a part of an index an int64.
     up = tirx.const(28, "uint32") - (depth % WORD).astype("uint32") * tirx.const(4, "uint32")
-    return (tirx.reinterpret("int32", value.astype("uint32") << up) >> tirx.const(28, "int32")).astype("float32")
+    high = tirx.reinterpret("int32", value.astype("uint32") << up)
+    return (high >> tirx.const(28, "int32")).astype("float32")
 
 
 def _integer(packed, group: int, depth, column):
@@ -72,17 +73,14 @@ def _integer(packed, group: int, depth, column):
 
 def _scale(scales, group_at, column):
     *_, blocks, lanes = (int(n) for n in scales.shape)
-    return scales[column // (blocks * lanes), group_at, column // lanes % blocks, column % lanes].astype("float32")
+    return scales[column // (blocks * lanes), group_at, column // lanes % blocks, column % lanes].astype(
+        "float32"
+    )
 
 
-def take(index, packed, scales, group: int, depth: int):
-    """Return rows of a packed weight, (…, depth), as `packed_weights.packed_take` does."""
-
-    def element(*at):
-        row, k = index[at[:-1]].astype("int32"), at[-1]
-        return _integer(packed, group, k, row) * _scale(scales, k // group, row)
-
-    return te.compute((*index.shape, depth), element, name="take")
+def element(packed, scales, group: int, column, depth):
+    """Return the float32 weight of an output channel and an input channel."""
+    return _integer(packed, group, depth, column) * _scale(scales, depth // group, column)
 
 
 def product(data, packed, scales, group: int, columns: int, simd: Simd, rows: int):
@@ -94,15 +92,16 @@ def product(data, packed, scales, group: int, columns: int, simd: Simd, rows: in
     *batch, m, depth = unwrap_ints(data.shape)
     if not batch and isinstance(m, int) and m <= FEW:
         tile_n = max(n for n in (1, 2, 4) if blocks % n == 0 and (n == 1 or simd.fits(m, n)))
-        return _few_rows(data, packed, scales, group, columns, FewRowsPacked.Config(tile_n, simd.lanes, blocks))
+        return _few_rows(
+            data, packed, scales, group, columns, FewRowsPacked.Config(tile_n, simd.lanes, blocks)
+        )
     vectors = int(packed.shape[0]) * blocks
     tiles = [(r, n) for n in (4, 2, 1) if blocks % n == 0 for r in range(min(rows, simd.registers), 0, -1)]
     tile = fastest_tile(tiles, lambda r, n: (ceildiv(rows, r) * ceildiv(vectors, n), 1.0), simd)
     config = UnpackedMatmul.Config(*tile, "columns")
 
     def unpacked(block, k, lane):
-        column = block * simd.lanes + lane
-        return _integer(packed, group, k, column) * _scale(scales, k // group, column)
+        return element(packed, scales, group, block * simd.lanes + lane, k)
 
     panels = te.compute((vectors, depth, simd.lanes), unpacked, name="unpack")
     return UnpackedMatmul().compute(data, panels, Dense(rows, depth, columns), config)
