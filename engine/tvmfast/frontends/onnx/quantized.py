@@ -197,7 +197,8 @@ def _expand(graph: onnx.GraphProto, opset: int, used: set[str]) -> None:
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                _expand(inner, opset, used)
+                if inner.node:  # to write to an attribute that is no graph would make it one
+                    _expand(inner, opset, used)
         rule = _RULES.get((node.domain.replace("ai.onnx", ""), node.op_type))
         if rule is None:
             nodes.append(node)
