@@ -1,0 +1,396 @@
+"""Quantized operators: checks of their scales and zero points, and ONNX's float operators in their place.
+
+A tensor of 8 bits comes with a scale and a zero point, and an operator such as QLinearConv reads and writes
+several. `expand` writes each as DequantizeLinear, the float operator and QuantizeLinear, which mean the same
+up to the last rounding; ops/quantized.py converts these two. The definitions are those of
+https://onnx.ai/onnx/operators and of com.microsoft in ONNX Runtime's docs/ContribOperators.md.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx
+from onnx.helper import make_node
+from onnx.numpy_helper import to_array
+
+from .control_flow import label_of
+
+# ---------------------------------------------------------------- what an operator reads and writes
+
+# By operator: the numbers of the inputs that hold a tensor, its scale and its zero point, and their axis; and
+# last those of the output's scale and zero point. The axis of None is the attribute's.
+_UNARY = [(0, 1, 2, 0), (None, 3, 4, 0)]
+_BINARY = [(0, 1, 2, 0), (3, 4, 5, 0), (None, 6, 7, 0)]
+_PARAMETERS = {
+    "QuantizeLinear": [(None, 1, 2, None)],
+    "DequantizeLinear": [(0, 1, 2, None)],
+    "QLinearConv": _BINARY,
+    "QLinearMatMul": [(0, 1, 2, -2), (3, 4, 5, -1), (None, 6, 7, -2)],
+    "QLinearAdd": _BINARY,
+    "QLinearMul": _BINARY,
+    "QGemm": [(0, 1, 2, 0), (3, 4, 5, -1), (None, 7, 8, 0)],
+    "QLinearWhere": [(1, 2, 3, 0), (4, 5, 6, 0), (None, 7, 8, 0)],
+    **dict.fromkeys(("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"), _UNARY),
+    **dict.fromkeys(("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearReduceMean"), _UNARY),
+    "ConvInteger": [(0, None, 2, 0), (1, None, 3, 0)],
+    "MatMulInteger": [(0, None, 2, -2), (1, None, 3, -1)],
+    "MatMulIntegerToFloat": [(0, 2, 4, -2), (1, 3, 5, -1)],
+    "DynamicQuantizeMatMul": [(1, 2, 3, -1)],
+}
+_PER_TENSOR = ("QLinearAdd", "QLinearMul", "QLinearWhere", "QLinearConcat")
+
+
+def _parameters(node: onnx.NodeProto) -> Iterator[tuple[str, str, str, int]]:
+    """Yield the names of each tensor, scale and zero point, "" for none, and their axis."""
+    numbers = _PARAMETERS.get(node.op_type, [])
+    if node.op_type == "QLinearConcat":
+        numbers = [(None, 0, 1, 0), *((n, n + 1, n + 2, 0) for n in range(2, len(node.input), 3))]
+    given = {attribute.name: attribute.i for attribute in node.attribute}
+    for tensor, scale, zero, axis in numbers:
+        is_b = node.op_type == "QGemm" and tensor == 3
+        axis = given.get("axis", 1) if axis is None else -2 if is_b and given.get("transB", 0) else axis
+        tensor = node.output[0] if tensor is None else node.input[tensor]
+        yield tensor, *("" if n is None else _at(node.input, n) for n in (scale, zero)), axis
+
+
+def _at(names, number: int) -> str:
+    return names[number] if number < len(names) else ""
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check(graph: onnx.GraphProto) -> None:
+    """Refuse scales and zero points that no quantized tensor has, as far as they and the shapes are known.
+
+    Raises ValueError for a scale that is no finite number above 0, and for a zero point out of range or of
+    another dtype than the tensor; for an axis that the tensor lacks, and for more or fewer scales than it
+    has; NotImplementedError for blocked quantization.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    types = {each.name: each.type.tensor_type for each in (*graph.input, *graph.value_info, *graph.output)}
+    shapes = {
+        name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in each.shape.dim)
+        for name, each in types.items()
+        if each.HasField("shape")
+    }
+    dtypes = {name: each.elem_type for name, each in types.items() if each.elem_type}
+    shapes |= {name: tuple(tensor.dims) for name, tensor in tensors.items()}
+    dtypes |= {name: tensor.data_type for name, tensor in tensors.items()}
+    for node in _nodes(graph):
+        attributes = {each.name: each.i for each in node.attribute}
+        if attributes.get("block_size", 0) and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            raise NotImplementedError(
+                f"{label_of(node)}: blocked quantization (block_size {attributes['block_size']}) is not "
+                "supported; quantize the model with a scale for each tensor or channel"
+            )
+        for tensor, scale, zero, axis in _parameters(node):
+            where = f"{label_of(node)}: {tensor!r}"
+            if scale in tensors:
+                _check_scale(where, scale, to_array(tensors[scale]))
+            if zero in tensors:
+                _check_range(where, tensors[zero])
+            dtype = dtypes.get(tensor) or attributes.get("output_dtype")
+            if node.op_type == "QuantizeLinear":
+                dtype = attributes.get("output_dtype") or dtype
+            if zero in dtypes and dtype and dtypes[zero] != dtype:
+                raise ValueError(
+                    f"{where} is of {_name(dtype)}, and its zero point {zero!r} of {_name(dtypes[zero])}; "
+                    "expected the same dtype: quantize the model again"
+                )
+            if dtype == onnx.TensorProto.INT32 and zero in tensors and to_array(tensors[zero]).any():
+                raise ValueError(
+                    f"{where} is of INT32, whose zero point is 0 in ONNX, and {zero!r} is not; quantize the "
+                    "model again"
+                )
+            for name in filter(shapes.__contains__, (scale, zero)):
+                _check_axis(node, where, name, shapes[name], shapes.get(tensor), axis)
+
+
+def _check_scale(where: str, name: str, scale: np.ndarray) -> None:
+    scale = scale.astype("float64").reshape(-1)
+    wrong = scale[~(np.isfinite(scale) & (scale > 0))]
+    if len(wrong):
+        raise ValueError(
+            f"{where}: its scale {name!r} is {wrong[0]:g}; expected finite numbers above 0: quantize the model "
+            "again"
+        )
+
+
+def _check_range(where: str, tensor: onnx.TensorProto) -> None:
+    """Raise ValueError for a number beyond the dtype; a file may hold it in 32 bits."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if dtype.kind not in "iu" or dtype.itemsize > 2:
+        return
+    info = np.iinfo(dtype)
+    wrong = [n for n in tensor.int32_data if not info.min <= n <= info.max]
+    if wrong:
+        raise ValueError(
+            f"{where}: its zero point {tensor.name!r} is {wrong[0]}; expected {info.min} to {info.max}, the "
+            f"range of {dtype}: quantize the model again"
+        )
+
+
+def _check_axis(node, where: str, name: str, shape: tuple, of: tuple | None, axis: int) -> None:
+    """Raise for a scale or zero point that is neither one number nor one for each index of the axis."""
+    if set(shape) <= {1}:
+        return
+    if len(shape) > 1 or node.op_type in _PER_TENSOR:
+        raise NotImplementedError(
+            f"{where}: {name!r} is of shape {shape}, and only "
+            + ("one number" if node.op_type in _PER_TENSOR else "one number, or one for each index of an axis,")
+            + " is supported; quantize the model so"
+        )
+    if of is None:
+        return
+    if not -len(of) <= axis < len(of):
+        raise ValueError(
+            f"{where} is of shape {of}, which has no axis {axis}, and {name!r} holds {shape[0]} numbers along "
+            "it; quantize the model again"
+        )
+    if of[axis] is not None and shape[0] is not None and of[axis] != shape[0]:
+        raise ValueError(
+            f"{where} has {of[axis]} elements along axis {axis}, and {name!r} is of shape {shape}; expected "
+            "one number for each: quantize the model again"
+        )
+
+
+def _name(dtype: int) -> str:
+    return onnx.TensorProto.DataType.Name(dtype)
+
+
+# ---------------------------------------------------------------- float operators in their place
+
+
+def expand(proto: onnx.ModelProto) -> None:
+    """Replace quantized operators, in place, and turn scales and zero points into Constant nodes."""
+    graph = proto.graph
+    nodes = list(_nodes(graph))
+    opset = max((each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")), default=1)
+    names = {name for node in nodes for _, *each, _ in _parameters(node) for name in each}
+    used = {name for node in nodes for name in (*node.input, *node.output)}
+    used |= {each.name for each in (*graph.initializer, *graph.input)}
+    moved = [tensor for tensor in graph.initializer if tensor.name in names]
+    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
+    constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    _expand(graph, opset, used)
+    inner = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*constants, *inner])
+
+
+def _expand(graph: onnx.GraphProto, opset: int, used: set[str]) -> None:
+    nodes = []
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node:  # to write to an attribute that is no graph would make it one
+                    _expand(inner, opset, used)
+        rule = _RULES.get((node.domain.replace("ai.onnx", ""), node.op_type))
+        if rule is None:
+            nodes.append(node)
+            continue
+        part = _Part(node, opset, used)
+        rule(part)
+        nodes += part.nodes
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+class _Part:
+    """The nodes that replace a quantized operator."""
+
+    def __init__(self, node: onnx.NodeProto, opset: int, used: set[str]):
+        self.node, self.opset, self.used, self.nodes = node, opset, used, []
+        self.attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+
+    def input(self, number: int | None) -> str:
+        """Return the name of an input, "" if it is left out."""
+        return "" if number is None else _at(self.node.input, number)
+
+    def add(self, op: str, *inputs: str, output: str = "", **attributes) -> str:
+        """Add a node, and return the name of its output."""
+        while not output or (output in self.used and output not in self.node.output):
+            output = f"{self.node.output[0]}_{op}{len(self.used)}"
+        self.used.add(output)
+        name = self.node.name or self.node.output[0]
+        self.nodes.append(make_node(op, inputs, [output], name, **attributes))
+        return output
+
+    def dequantized(self, tensor: int, scale: int, zero: int, axis: int = 0) -> str:
+        """Add the node that dequantizes an input."""
+        return self.add("DequantizeLinear", *map(self.input, (tensor, scale, zero)), axis=axis)
+
+    def quantized(self, x: str, scale: int, zero: int, like: int, axis: int = 0) -> None:
+        """Add the node that quantizes the result; input `like` is the zero point if there is no own."""
+        zero = self.input(zero) or self.input(like)
+        if not zero:
+            raise NotImplementedError(
+                f"{label_of(self.node)}: it has no zero points, which say whether its output is int8 or uint8; "
+                "give the output's zero point"
+            )
+        if not self.input(scale):
+            raise ValueError(f"{label_of(self.node)}: the scale of its output is missing; export it again")
+        self.add("QuantizeLinear", x, self.input(scale), zero, output=self.node.output[0], axis=axis)
+
+    def without(self, *names: str) -> dict:
+        """Return the attributes but these; images have their channels first."""
+        if self.attributes.get("channels_last", 0):
+            raise NotImplementedError(
+                f"{label_of(self.node)}: channels_last=1, which ONNX Runtime writes when it optimizes a model, "
+                "is not supported; give the model before it was optimized"
+            )
+        return {
+            name: value for name, value in self.attributes.items() if name not in (*names, "channels_last")
+        }
+
+
+def _bias(part: _Part, number: int, axis: int, factor: float = 1.0) -> list[str]:
+    """Return an int32 bias, dequantized with the product of both scales; empty if there is none."""
+    if not part.input(number):
+        return []
+    scale = part.add("Mul", part.input(1), part.input(4))
+    if factor != 1:
+        value = onnx.numpy_helper.from_array(np.float32(factor).reshape(()))
+        scale = part.add("Mul", scale, part.add("Constant", value=value))
+    return [part.add("DequantizeLinear", part.input(number), scale, axis=axis)]
+
+
+def _conv(part: _Part) -> None:
+    x, weight = part.dequantized(0, 1, 2), part.dequantized(3, 4, 5)
+    y = part.add("Conv", x, weight, *_bias(part, 8, 0), **part.without())
+    part.quantized(y, 6, 7, 2)
+
+
+def _mat_mul(part: _Part) -> None:
+    y = part.add("MatMul", part.dequantized(0, 1, 2, -2), part.dequantized(3, 4, 5, -1))
+    part.quantized(y, 6, 7, 2, -2)
+
+
+def _gemm(part: _Part) -> None:
+    alpha = part.attributes.get("alpha", 1.0)
+    axis = 0 if part.attributes.get("transB", 0) else 1
+    x, weight = part.dequantized(0, 1, 2), part.dequantized(3, 4, 5, axis)
+    inputs = [x, weight, *_bias(part, 6, -1, alpha)]
+    if part.input(7):
+        part.quantized(part.add("Gemm", *inputs, **part.attributes), 7, 8, 2)
+    else:
+        part.add("Gemm", *inputs, output=part.node.output[0], **part.attributes)
+
+
+def _binary(op: str) -> Callable[[_Part], None]:
+    def rule(part: _Part) -> None:
+        part.quantized(part.add(op, part.dequantized(0, 1, 2), part.dequantized(3, 4, 5)), 6, 7, 2)
+
+    return rule
+
+
+def _unary(op: str) -> Callable[[_Part], None]:
+    def rule(part: _Part) -> None:
+        part.quantized(part.add(op, part.dequantized(0, 1, 2), **part.without()), 3, 4, 2)
+
+    return rule
+
+
+def _softmax(part: _Part) -> None:
+    """Below opset 13 Softmax is that of a matrix, whose columns are all axes from `axis` on."""
+    x, opset = part.dequantized(0, 1, 2), part.attributes.get("opset", 1)
+    axis = part.attributes.get("axis", -1 if opset >= 13 else 1)
+    if opset >= 13 and part.opset < 13 and axis != -1:
+        raise NotImplementedError(
+            f"{label_of(part.node)}: Softmax of opset {opset} in a model of opset {part.opset}; export it with "
+            "opset 13 or newer"
+        )
+    if opset < 13 <= part.opset:
+        rows = part.add("Softmax", part.add("Flatten", x, axis=axis), axis=-1)
+        y = part.add("Reshape", rows, part.add("Shape", x))
+    else:
+        y = part.add("Softmax", x, axis=axis)
+    part.quantized(y, 3, 4, 2)
+
+
+def _reduce_mean(part: _Part) -> None:
+    x, attributes = part.dequantized(0, 1, 2), part.without("axes")
+    axes = part.attributes.get("axes")
+    if axes is not None and part.opset >= 18:
+        value = onnx.numpy_helper.from_array(np.array(axes, "int64"))
+        y = part.add("ReduceMean", x, part.add("Constant", value=value), **attributes)
+    else:
+        y = part.add("ReduceMean", x, **attributes | ({} if axes is None else {"axes": axes}))
+    part.quantized(y, 3, 4, 2)
+
+
+def _concat(part: _Part) -> None:
+    parts = [part.dequantized(n, n + 1, n + 2) for n in range(2, len(part.node.input), 3)]
+    part.quantized(part.add("Concat", *parts, axis=part.attributes["axis"]), 0, 1, 4)
+
+
+def _where(part: _Part) -> None:
+    y = part.add("Where", part.input(0), part.dequantized(1, 2, 3), part.dequantized(4, 5, 6))
+    part.quantized(y, 7, 8, 3)
+
+
+def _to_float(part: _Part, a: str, zero: str, scale: str, weight: tuple[int, int, int], bias: int) -> None:
+    """Add the product of integers, its scales and its bias, as ONNX Runtime computes them."""
+    b, b_scale, b_zero = (part.input(n) for n in weight)
+    y = part.add("Cast", part.add("MatMulInteger", a, b, zero, b_zero), to=onnx.TensorProto.FLOAT)
+    outputs = {"output": part.node.output[0]}
+    inputs = y, part.add("Mul", scale, b_scale)
+    if part.input(bias):
+        part.add("Add", part.add("Mul", *inputs), part.input(bias), **outputs)
+    else:
+        part.add("Mul", *inputs, **outputs)
+
+
+def _integer_to_float(part: _Part) -> None:
+    _to_float(part, part.input(0), part.input(4), part.input(2), (1, 3, 5), 6)
+
+
+def _dynamic_mat_mul(part: _Part) -> None:
+    names = [f"{part.node.output[0]}_{what}{len(part.used)}" for what in ("quantized", "scale", "zero")]
+    part.nodes.append(make_node("DynamicQuantizeLinear", [part.input(0)], names))
+    x, scale, zero = names
+    _to_float(part, x, zero, scale, (1, 2, 3), 4)
+
+
+def _own_domain(part: _Part) -> None:
+    """Write ONNX Runtime's operator, of 16 bits in older opsets, as ONNX's own, which has them since 21."""
+    part.add(part.node.op_type, *part.node.input, output=part.node.output[0], **part.attributes)
+
+
+_MICROSOFT_RULES = {
+    "QuantizeLinear": _own_domain,
+    "DequantizeLinear": _own_domain,
+    "QLinearConv": _conv,
+    "QLinearAdd": _binary("Add"),
+    "QLinearMul": _binary("Mul"),
+    "QLinearSigmoid": _unary("Sigmoid"),
+    "QLinearLeakyRelu": _unary("LeakyRelu"),
+    "QLinearAveragePool": _unary("AveragePool"),
+    "QLinearGlobalAveragePool": _unary("GlobalAveragePool"),
+    "QLinearSoftmax": _softmax,
+    "QLinearReduceMean": _reduce_mean,
+    "QLinearConcat": _concat,
+    "QLinearWhere": _where,
+    "QGemm": _gemm,
+    "MatMulIntegerToFloat": _integer_to_float,
+    "DynamicQuantizeMatMul": _dynamic_mat_mul,
+}
+_RULES = {
+    ("", "QLinearConv"): _conv,
+    ("", "QLinearMatMul"): _mat_mul,
+    **{("com.microsoft", op): rule for op, rule in _MICROSOFT_RULES.items()},
+}
