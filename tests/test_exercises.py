@@ -471,6 +471,11 @@ def at_random(space, measured, count, rng):
     return rng.permutation([number for number in range(len(space)) if number not in measured])[:count]
 
 
+def one_scale(weight):
+    scale = np.abs(weight).max() / 127
+    return np.rint(weight / scale).astype("int8"), np.array([scale])
+
+
 WRONG = {  # an answer, and words of the message
     "00.1": (product, "C for n = 8"),
     "00.2": (rows_alone, "innermost loop: expected vectorized, got serial"),
@@ -528,6 +533,9 @@ WRONG = {  # an answer, and words of the message
     "13.1": (by_columns, "of (8, 64) and (64, 4), least 64: expected 1, got 0"),
     "13.2": (one_kernel, "the result of one gate"),
     "13.3": (short_first, "with a constant bias and a ReLU"),
+    "14.1": (one_scale, "one scale for each of the 12 channels"),
+    "14.2": (lambda values, bits: np.abs(values).max(), "for a bell curve, 4 bits"),
+    "14.3": (lambda weight, zero: (-zero * weight.astype("int64").sum(axis=(1, 2, 3)), 0), "at the border"),
     "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
     "15.2": (
         lambda manifest, machine: {key for key in machine if machine[key] != manifest[key]},

@@ -117,8 +117,8 @@ STALE = "`python -m tools.ranges --add` after lessons were stored again; then se
 
 
 def test_the_stored_lessons_are_known_and_teaching_shows_what_people_ask_about():
-    stored, machines = ranges.read(NOTEBOOKS)
-    (machine,) = machines - ranges.read(NOTEBOOKS, "17")[1] or machines  # that lesson may have run where there is a GPU
+    stored, _ = ranges.read(NOTEBOOKS)
+    (machine,) = ranges.read(NOTEBOOKS, "00")[1]  # 14 and 17 may be stored on other ones
     known = ranges.load()
     (name,) = (name for name, each in known["machines"].items() if each == machine)
     for lesson, cell, words, _ in known["asked"]:
