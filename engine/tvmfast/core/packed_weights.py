@@ -8,6 +8,7 @@ channel i of eight. Products of the integers and their scales are exact in float
 `quantization/weights_only.py` emits the calls; `compiler/graph/packed_weights.py` lowers them to kernels.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import ceildiv, known_shape, op_name, round_up
+from .relax import ceildiv, op_name, round_up
 
 MATMUL, TAKE = "tvmfast.packed_matmul", "tvmfast.packed_take"
 WORD = 8  # weights of 4 bits in a word
@@ -84,17 +85,20 @@ def dequantized(weight: Packed) -> np.ndarray:
 
 def packed_matmul(x: relax.Expr, weight: Packed) -> relax.Expr:
     """Multiply float32 `x` (…, M, K), or (K,), by the transpose of a weight of expressions."""
-    *leading, _ = known_shape(relax.BlockBuilder().normalize(x).ty)
+    leading = _shape(x)[:-1]
     return _call(MATMUL, x, weight, (*leading, weight.integers.ty.shape[0]))
 
 
 def packed_take(index: relax.Expr, weight: Packed) -> relax.Expr:
-    """Look up rows of a weight of expressions, as float32 (…, K); each index is within 0 to N - 1."""
-    shape = known_shape(relax.BlockBuilder().normalize(index).ty)
-    return _call(TAKE, index, weight, (*shape, weight.depth))
+    """Look up rows of a weight of expressions, as float32 (…, K); an index out of range is clipped."""
+    return _call(TAKE, index, weight, (*_shape(index), weight.depth))
 
 
-def _call(name: str, x, weight: Packed, shape):
+def _shape(x: relax.Expr) -> tuple:
+    return tuple(relax.BlockBuilder().normalize(x).ty.shape)
+
+
+def _call(name: str, x: relax.Expr, weight: Packed, shape: tuple) -> relax.Expr:
     numbers = map(relax.prim_value, (weight.group, weight.depth))
     ty = relax.TensorType(shape, "float32")
     return relax.call_pure_packed(name, x, weight.integers, weight.scales, *numbers, ty_args=ty)
@@ -108,7 +112,7 @@ def arguments(call: relax.Expr, name: str) -> tuple[relax.Expr, Packed] | None:
     return x, Packed(integers, scales, *(int(getattr(n, "value", n)) for n in (group, depth)))
 
 
-def _on_any_device(evaluate):
+def _on_any_device(evaluate: Callable) -> Callable:
     """Evaluate a call that no kernel has replaced."""
 
     def run(x: Any, integers: Any, scales: Any, group: int, depth: int) -> tvm.runtime.Tensor:
@@ -118,5 +122,13 @@ def _on_any_device(evaluate):
     return run
 
 
-tvm_ffi.register_global_func(MATMUL, _on_any_device(lambda x, weight: x @ weight.T), override=True)
-tvm_ffi.register_global_func(TAKE, _on_any_device(lambda at, weight: weight[at]), override=True)
+def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x @ weight.T
+
+
+def _rows(index: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return weight.take(index, 0, mode="clip")
+
+
+for _name, _evaluate in ((MATMUL, _product), (TAKE, _rows)):
+    tvm_ffi.register_global_func(_name, _on_any_device(_evaluate), override=True)

@@ -26,6 +26,7 @@ from . import matmul
 FEW = 8  # rows
 _BLOCKS = 4  # vectors of columns of a panel
 _AHEAD = 8  # groups between a fetch and its use
+_AVX512 = 16  # lanes, which no other instruction set has
 _LINE = 64  # bytes of a cache line
 _FETCH = "tvmfast.fetch_ahead"
 
@@ -63,12 +64,29 @@ def as_float(value, depth):
     return (high >> tirx.const(28, "int32")).astype("float32")
 
 
-def _integer(packed, group: int, depth, column):
-    """Return the weight, float32 and without its scale, of an input channel and an output channel."""
+def _looked_up(word, depth, lane):
+    """Return the same of a word by AVX-512's `vpermps`, which reads the last four bits of each lane.
+
+    It replaces a shift and a conversion. The loop over the lanes has to be vectorized: no scalar has it.
+    """
+    down = (depth % WORD).astype("uint32") * tirx.const(4, "uint32")
+    index = tirx.reinterpret("int32", word.astype("uint32") >> down)
+    table = tirx.Select(lane < 8, lane, lane - 16).astype("float32")
+    return tirx.call_llvm_pure_intrin("float32", "llvm.x86.avx512.permvar.sf.512", table, index)
+
+
+def _integer(packed, group: int, depth, column, vectorized: bool = False):
+    """Return the weight, float32 and without its scale, of an input channel and an output channel.
+
+    `vectorized`: whether the loop over the last axis of the columns will be.
+    """
     *_, blocks, lanes = (int(n) for n in packed.shape)
     position = depth % group if packed.dtype == "int8" else depth % group // WORD
     of_panel = column // lanes % blocks, column % lanes
-    return as_float(packed[(column // (blocks * lanes), depth // group, position, *of_panel)], depth)
+    value = packed[(column // (blocks * lanes), depth // group, position, *of_panel)]
+    if vectorized and packed.dtype != "int8" and lanes == _AVX512:
+        return _looked_up(value, depth, column % lanes)
+    return as_float(value, depth)
 
 
 def _scale(scales, group_at, column):
@@ -116,7 +134,7 @@ def _few_rows(data, packed, scales, group, columns, config):
     def of_group(m, at, n):
         k = at * group + j
         x = data[m, k] if depth % group == 0 else te.if_then_else(k < depth, data[m, k], 0.0)
-        return te.sum(x * _integer(packed, group, k, n), axis=[j])
+        return te.sum(x * _integer(packed, group, k, n, vectorized=True), axis=[j])
 
     part = te.compute(shape, of_group, name="part")
 
