@@ -1,4 +1,4 @@
-"""Quantized networks (QDQ) as sums of integers: exact sums, rounding, epilogues, and which instruction computes them."""
+"""Quantized networks (QDQ) as sums of integers: exact sums, rounding, epilogues, and the instruction of each CPU."""
 
 import numpy as np
 import pytest

@@ -33,6 +33,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     corrected = ieee754.legalizations() | OF_CONSTANTS
     corrected |= {"relax.power": _power, "relax.arange": _arange}
     corrected |= quantize.OPERATORS
+    corrected["relax.quantize"] = partial(quantize.quantize, for_gpu=v is None)
     corrected[scatter.OPERATOR] = partial(scatter.legalize, for_gpu=v is None)
     corrected |= dict.fromkeys(norms.OF_IMAGES, partial(norms.of_images, for_gpu=v is None))
     corrected[norms.OF_ROWS] = partial(norms.of_rows, flat=v is None)

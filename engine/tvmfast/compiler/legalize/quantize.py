@@ -13,7 +13,7 @@ from .ieee754 import default
 _INTEGERS = ("int8", "uint8", "int16", "uint16")
 
 
-def quantize(bb: relax.BlockBuilder, call):
+def quantize(bb: relax.BlockBuilder, call, for_gpu: bool = False):
     """Lower x to round(x / scale) + zero point, saturated; a half is rounded to the even neighbour.
 
     NaN becomes the zero point.
@@ -35,8 +35,10 @@ def quantize(bb: relax.BlockBuilder, call):
             low, high = (
                 (tirx.const(int(end), "int32") - shift).astype("float32") for end in (info.min, info.max)
             )
-            value = te.nearbyint(te.min(te.max(value, low), high))
-            return (value.astype("int32") + shift).astype(dtype)
+            value = te.min(te.max(value, low), high)
+            # TVM vectorizes calls of LLVM's functions, but not `nearbyint`.
+            whole = te.nearbyint(value).astype("int32") if for_gpu else _lrint(value)
+            return (whole + shift).astype(dtype)
 
         return te.compute(x.shape, element, name="quantize")
 
@@ -62,6 +64,10 @@ def dequantize(bb: relax.BlockBuilder, call):
         return te.compute(q.shape, element, name="dequantize")
 
     return bb.call_te(compute, data, _number(scale), _number(zero), primfunc_name_hint="dequantize")
+
+
+def _lrint(value):
+    return tirx.call_llvm_pure_intrin("int32", "llvm.lrint", value)
 
 
 def _number(parameter):
