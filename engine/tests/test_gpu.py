@@ -453,6 +453,18 @@ def test_cuda_graphs_are_captured_where_the_context_asks_for_them(case):
     assert memory[True]["peak"] <= sum(memory[True]["buffers"])
 
 
+def test_a_cuda_graph_records_no_check_of_indices():
+    """A check is a call into this process, and a recording that meets it would fail."""
+    table = nn.Embedding(50, 16)
+    net = Function(lambda x: torch.softmax(torch.relu(table(x * 2) + 1) @ table.weight.T, -1).sum(-1))
+    net.table = table
+    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+        lib = tvmfast.build(*tvmfast.from_pytorch(net.eval(), {"x": ((2, 10), "int64")}), TARGET)
+    main, _, recorded = lib._library.as_text().partition("@main_cuda_graph_capture:")
+    recorded = recorded.partition("\n\n")[0]
+    assert "tvmfast.checked_indices in" in main and "checked_indices" not in recorded and "matmul" in recorded
+
+
 def test_a_cuda_graph_keeps_its_parameters(monkeypatch, case):
     with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
         lib = tvmfast.build(*case[:2], TARGET)

@@ -283,6 +283,19 @@ def test_cuda_graphs_give_the_same(small_net):
         np.testing.assert_array_equal(graphed(each), plain(each))
 
 
+def test_a_cuda_graph_checks_indices_that_it_has_computed():
+    table = nn.Embedding(50, 16)
+    net = Calls(lambda x: F.layer_norm(torch.relu(table(x * 2) + 1) @ table.weight.T, (50,)).sum(-1))
+    net.table = table
+    x = torch.arange(20).reshape(2, 10)
+    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+        lib = check(net, x, tolerance=1e-4)
+    assert lib.graph["is_cuda_graph"]
+    with pytest.raises(IndexError, match="expected an index from -50 to 49, got 50"):
+        lib(x + 6)
+    check(net, x)
+
+
 def test_state_stays_on_the_gpu():
     mod, params = tvmfast.from_pytorch(Calls(lambda x, total: (x * 2, total + x)).eval(), {"x": (3,), "total": (3,)})
     lib = tvmfast.build(mod, params, "cuda", state={"total": "output1"})
@@ -320,16 +333,6 @@ def test_a_saved_network_gives_the_same_in_this_process_and_in_another(small_net
         "print(np.array_equal(lib(case['x']), case['wanted']), lib.kernels.launches.map(len).min())"
     )
     assert python(code, cwd=tmp_path) == "True 1"
-
-
-def test_a_profile_counts_what_the_gpu_computes(small_net):
-    """Without waiting, a launch would take a few microseconds, however much there is to compute."""
-    x = numbers(1, 2048, 2048)
-    lib = build(Calls(lambda x: (x @ x @ x).relu()), [x])
-    profile = tvmfast.profile(lib, x, calls=3)
-    assert set(profile.kernels) == set(lib.kernels.index)
-    products = [kernel for name, kernel in profile.kernels.items() if "matmul" in name]
-    assert sum(k.flops for k in products) / sum(k.timing.median for k in products) < 2e15
 
 
 @pytest.mark.alone
@@ -407,4 +410,5 @@ def old_scripts(tmp_path):
     assert_close([run(tvm.nd.array(data.numpy(), dev), w=weight.numpy()).asnumpy()], [wanted], 1e-5)
     debugger = tvm.contrib.debugger.debug_executor.create(graph, lib, dev)
     debugger.set_input("data", data.numpy())
-    assert len(debugger.profile().table) == len(lib.compiled.graph["nodes"])
+    table = debugger.profile().table
+    assert len(table) >= 2 and {*table["Node Name"]} <= {*lib.compiled.kernels.index} and table["Time(us)"].min() > 0

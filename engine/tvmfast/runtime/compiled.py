@@ -100,7 +100,7 @@ class Compiled:
         made._main = self._main and self._function(graph["function"])
         return made
 
-    def _start(self, library: Any) -> Callable:
+    def _start(self, library: Any) -> Callable | None:
         opened: tuple = pool.open_library(library) if isinstance(library, Path) else library.open()
         module, self._on_pool = opened
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
@@ -409,7 +409,7 @@ class CompiledForGPU(Compiled):
         device: TVM's device, where this machine can run the network; else None.
     """
 
-    device: "tvm.runtime.Device | None" = None
+    device: Any = None
 
     def __init__(self, library: Any, graph: dict, params: dict, target: Any, opt_level: int):
         """As of `Compiled`."""
@@ -433,8 +433,9 @@ class CompiledForGPU(Compiled):
             library = pool.open_library(library)[0]
         module = getattr(library, "mod", library)
         self._params = tvm_ffi.convert([self._on_device(array) for array in self.params.values()])
-        self._vm = relax.VirtualMachine(module, self.device)
-        return self._vm["main"]
+        vm: Any = relax.VirtualMachine(module, self.device)
+        self._vm = vm
+        return vm["main"]
 
     def run(
         self, values: list, params: dict | None = None, held: list[tvm_ffi.Tensor] | None = None
@@ -469,7 +470,9 @@ class CompiledForGPU(Compiled):
         return self._advance(self._main, tensors, weights, held)
 
     def _on_device(self, tensor: Any) -> tvm_ffi.Tensor:
-        return tensor if tensor.device == self.device else tensor.copyto(self.device)
+        from . import on_gpu  # for speed: it imports TVM
+
+        return tensor if tensor.device == self.device else on_gpu.copied(tensor, self.device)
 
     def to_device(self, values: list) -> list[tvm_ffi.Tensor]:
         """Return the inputs, checked, in the GPU's memory; those already there are not copied."""

@@ -40,4 +40,9 @@ def on_device(value: Any, spec: TensorSpec, device: tvm.runtime.Device | None) -
     if fits and value.is_contiguous():
         return value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value.detach())
     checked = input_tensor(value, spec, {})
-    return checked if device is None else tvm.runtime.from_dlpack(checked).copyto(device)
+    return checked if device is None else copied(checked, device)
+
+
+def copied(tensor: tvm_ffi.Tensor, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
+    """Return a copy of a tensor in the memory of a device."""
+    return tvm.runtime.from_dlpack(tensor).copyto(device)
