@@ -5,6 +5,7 @@ pointwise        1x1 convolutions of stride 1
 depthwise        depthwise convolutions
 winograd         3x3 convolutions of stride 1, with fewer multiplications
 matmul           products with a weight known at compile time
+paired           convolutions and products in bfloat16, by AVX512_BF16
 batch_matmul     products of two activations
 skinny_gemm      products of a few rows with a strided view
 row_reduction    softmax and layer norm
