@@ -1,6 +1,10 @@
-"""Half precision: weights in bfloat16 and float16, at all levels, in files and with dynamic dims; what is refused."""
+"""Half precision: weights in bfloat16 and float16, at all levels, in files and with dynamic dims; what is refused.
+
+Products of pairs of bfloat16 run where the CPU has AVX512_BF16, and their assembly is read everywhere.
+"""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -9,7 +13,9 @@ from agreement import close, reference
 from torch import nn
 
 import tvmfast
+from tvmfast.core import machine
 
+HAS_PAIRS = "avx512bf16" in machine.instruction_sets()
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,6 +56,12 @@ def rounded(net: nn.Module, dtype: str) -> nn.Module:
     return net
 
 
+def without_pairs():
+    """This machine's target, without AVX512_BF16."""
+    spec = json.loads(machine.target_json(machine.host_target()))
+    return spec | ({"mattr": [*spec.get("mattr", ()), "-avx512bf16"]} if HAS_PAIRS else {})
+
+
 def bytes_of(lib) -> int:
     return sum(array.numpy().nbytes for array in lib.params.values())
 
@@ -59,7 +71,7 @@ def bytes_of(lib) -> int:
 def test_convolutions_are_those_of_the_rounded_weights(level, dtype):
     net, x = Convolutions().eval(), torch.randn(1, 3, 12, 12)
     mod, params = tvmfast.from_pytorch(net, (x,))
-    half = tvmfast.build(mod, params, opt_level=level, dtype=dtype)
+    half = tvmfast.build(mod, params, without_pairs(), opt_level=level, dtype=dtype)
     close(half(x), reference(rounded(net, dtype), x))
     assert bytes_of(half) < 0.6 * bytes_of(tvmfast.build(mod, params, opt_level=level))
 
@@ -69,7 +81,7 @@ def test_convolutions_are_those_of_the_rounded_weights(level, dtype):
 def test_words_are_those_of_the_rounded_weights(level, dtype):
     net, tokens = Words().eval(), torch.randint(0, 50, (1, 7))
     mod, params = tvmfast.from_pytorch(net, (tokens,))
-    half = tvmfast.build(mod, params, opt_level=level, dtype=dtype)
+    half = tvmfast.build(mod, params, without_pairs(), opt_level=level, dtype=dtype)
     close(half(tokens), reference(rounded(net, dtype), tokens))
     assert bytes_of(half) < 0.6 * bytes_of(tvmfast.build(mod, params, opt_level=level))
 
@@ -77,14 +89,72 @@ def test_words_are_those_of_the_rounded_weights(level, dtype):
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_transformed_convolution_has_an_error_of_rounded_weights(dtype):
     net, x = nn.Conv2d(32, 48, 3, padding=1).eval(), torch.randn(1, 32, 24, 24)
-    lib = tvmfast.build(*tvmfast.from_pytorch(net, (x,)), dtype=dtype)
-    config, *_ = (kernel for kernel in lib.graph["kernels"].values() if kernel["family"] == "winograd")
-    assert config["m"] == 2 or dtype == "float16"  # the larger tile takes more bits
-    x, net = x.double(), net.double()
-    norm = nn.functional.conv2d(x**2, net.weight**2, padding=1).sqrt().max().item()  # of a product's terms
-    error = np.abs(lib(x.float()) - net(x).detach().numpy()).max()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, (x,)), without_pairs(), dtype=dtype)
+    assert "winograd" in families(lib)
     # Five standard deviations of the sum of so many roundings, of which F(4x4, 3x3) makes five times as much.
-    assert error < 25 / np.sqrt(12) * torch.finfo(HALVES[dtype]).eps * norm
+    assert error_of(lib, net, x) < 25 / np.sqrt(12) * torch.finfo(HALVES[dtype]).eps
+
+
+def error_of(lib, net, x) -> float:
+    """The largest error of a padded convolution, as a share of the size of the terms of a sum."""
+    x, net = x.double(), copy.deepcopy(net).double()
+    size = nn.functional.conv2d(x**2, net.weight**2, padding=1).sqrt().max().item()
+    return np.abs(lib(x.float()) - net(x).detach().numpy()).max() / size
+
+
+LAYERS = {
+    "conv2d_bf16": (nn.Conv2d(48, 40, 3, 2, 1), (1, 48, 15, 13)),  # an odd number of blocks
+    "conv2d_bf16 without padding": (nn.Conv2d(32, 40, 1, 2), (2, 32, 9, 8)),
+    "conv2d_bf16 of lines": (nn.Conv1d(32, 32, 3, 2), (1, 32, 40)),
+    "pointwise_bf16": (nn.Conv2d(40, 70, 1), (1, 40, 7, 9)),
+    "matmul_bf16": (nn.Linear(64, 40), (5, 64)),
+    "matmul_bf16 of an odd depth": (nn.Linear(67, 40), (2, 7, 67)),
+    "matmul of few rows": (nn.Linear(64, 40), (1, 64)),
+}
+
+
+def families(lib) -> set[str]:
+    return {kernel["family"] for kernel in lib.graph["kernels"].values()}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_pairs_are_multiplied_by_the_instruction(case):
+    net, shape = LAYERS[case]
+    x = torch.randn(shape)
+    mod, params = tvmfast.from_pytorch(net.eval(), (x,))
+    if not HAS_PAIRS:
+        lib = tvmfast.build(mod, params, {"kind": "llvm", "mcpu": "znver4"}, dtype="bfloat16")
+    else:
+        lib = tvmfast.build(mod, params, dtype="bfloat16")
+        given = x if "few" in case else x.bfloat16().float()
+        close(lib(x), reference(rounded(net, "bfloat16"), given))
+    assert case.split()[0] in families(lib)
+    assert ("vdpbf16ps" in lib.source(fmt="asm")) == ("few" not in case)
+
+
+@pytest.mark.skipif(not HAS_PAIRS, reason="the CPU has no AVX512_BF16")
+def test_transformed_tiles_are_multiplied_in_pairs():
+    net, x = nn.Conv2d(64, 48, 3, padding=1).eval(), torch.randn(1, 64, 24, 24)
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, (x,)), dtype="bfloat16")
+    assert "winograd_bf16" in families(lib)
+    assert error_of(lib, net, x) < 50 / np.sqrt(12) * torch.finfo(torch.bfloat16).eps  # of data and weights
+
+
+@pytest.mark.skipif(not HAS_PAIRS, reason="the CPU has no AVX512_BF16")
+@pytest.mark.parametrize("size", [5, 40])
+def test_pairs_of_dynamic_rows(size):
+    net, x = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 33)).eval(), torch.randn(size, 64)
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, {"x": ("rows", 64)}), dtype="bfloat16")
+    assert "matmul_bf16" in families(lib)
+    close(lib(x), reference(copy.deepcopy(net).bfloat16(), x.bfloat16()))
+
+
+@pytest.mark.skipif(not HAS_PAIRS, reason="the CPU has no AVX512_BF16")
+def test_special_values_in_pairs():
+    net, x = nn.Linear(64, 40).eval(), torch.randn(6, 64)
+    x[0, 0], x[1, 33], x[2, 5], x[3, 1] = float("nan"), float("inf"), -float("inf"), 1e-40
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, (x,)), dtype="bfloat16")
+    close(lib(x), reference(rounded(net, "bfloat16"), x.bfloat16().float()))
 
 
 def test_a_saved_network_has_half_the_bytes_and_computes_the_same(tmp_path):
@@ -121,7 +191,7 @@ def test_dynamic_dims_and_specializations():
     net = Convolutions().layers[:-2].eval()
     x = torch.randn(1, 3, 16, 12)
     mod, params = tvmfast.from_pytorch(net, {"x": (1, 3, "height", "width")})
-    lib = tvmfast.build(mod, params, dtype="bfloat16", sizes=[{"height": 16, "width": 12}])
+    lib = tvmfast.build(mod, params, without_pairs(), dtype="bfloat16", sizes=[{"height": 16, "width": 12}])
     exact = rounded(net, "bfloat16")
     for each in (x, x[..., :11, :10].contiguous()):
         close(lib(each), reference(exact, each))

@@ -68,9 +68,10 @@ def build(
             the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
         dtype: The precision of the weights on a CPU: "bfloat16" or "float16" halves the bytes of those of
             matrix products, convolutions, recurrent layers and embeddings, in memory and in a saved file.
-            Kernels convert them in registers and compute in float32. An array with an element too large for
-            a float16 stays as it is. None keeps the network's precision. Inputs, outputs, norms and biases
-            keep theirs.
+            Kernels convert them in registers and compute in float32; with bfloat16, on a CPU that has
+            AVX512_BF16, those of several rows or pixels round what they multiply to it, too, and sum in
+            float32. An array with an element too large for a float16 stays as it is. None keeps the
+            network's precision. Inputs, outputs, norms and biases keep theirs.
 
     Returns:
         A `Compiled`; for kind "cuda" a `CompiledForGPU`.

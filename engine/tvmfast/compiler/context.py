@@ -7,6 +7,7 @@ from functools import cached_property
 import tvm
 
 from ..core.dims import Dim
+from ..core.machine import target_instruction_sets
 from ..core.protocols import Lookup
 from ..core.relax import array_key
 from ..core.simd import Simd, simd_of
@@ -46,6 +47,11 @@ class BuildContext:
     def simd(self) -> Simd | None:
         """The vector registers of a CPU; None for a GPU."""
         return None if self.for_gpu else simd_of(self.target)
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether products are computed in bfloat16, two at a time, by AVX512_BF16."""
+        return self.dtype == "bfloat16" and "avx512bf16" in target_instruction_sets(self.target)
 
     @cached_property
     def names(self) -> dict[int, str]:

@@ -52,7 +52,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     simd, lookup = context.simd, context.lookup
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = (
-        [(3, block_layouts(simd, lookup, context.dtype))] if simd else []
+        [(3, block_layouts(simd, lookup, context.dtype, context.in_pairs))] if simd else []
     )  # NCHW to NCHW[x]c, weights packed
     attention = [
         (3, fuse_attention(simd, context.dims)),
@@ -92,7 +92,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, packed_weights_to_kernels(simd if context.opt_level >= 3 else None)),
         (0, ieee754.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level))),
+        (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level, context.in_pairs))),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),

@@ -31,7 +31,7 @@ from ...core.relax import (
     unwrap_ints,
 )
 from ...core.simd import Simd, pad_to
-from ..schedule.rules import dot_conv, repack_channels, winograd
+from ..schedule.rules import dot_conv, paired, repack_channels
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
@@ -59,13 +59,18 @@ _BY_AXIS = ("pool_size", "strides", "padding", "dilation", "output_size")
 _RESHAPES = {f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")}
 
 
-def block_layouts(simd: Simd, lookup: Lookup | None = None, dtype: str | None = None) -> tvm.transform.Pass:
+def block_layouts(
+    simd: Simd, lookup: Lookup | None = None, dtype: str | None = None, in_pairs: bool = False
+) -> tvm.transform.Pass:
     """Make the pass for blocks of `simd.lanes` channels; it needs constant weights, so run it after folding.
 
     Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution. With
-    a `dtype`, packed weights are rounded to it; see half_precision.py.
+    a `dtype`, packed weights are rounded to it; see half_precision.py. With `in_pairs`, the rules of
+    paired.py multiply.
     """
-    return on_each_function("BlockLayouts", lambda mod: _Blocker(mod, simd, lookup, dtype), adds_kernels=True)
+    return on_each_function(
+        "BlockLayouts", lambda mod: _Blocker(mod, simd, lookup, dtype, in_pairs), adds_kernels=True
+    )
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,9 @@ class _Blocked:
 
 @relax.expr_functor.mutator
 class _Blocker(relax.PyExprMutator):
-    def __init__(self, mod, simd, lookup, dtype):
+    def __init__(self, mod, simd, lookup, dtype, in_pairs):
         super().__init__(mod)
-        self.simd, self.lookup, self.dtype = simd, lookup, dtype
+        self.simd, self.lookup, self.dtype, self.in_pairs = simd, lookup, dtype, in_pairs
         self.lanes = simd.lanes
         self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
@@ -196,8 +201,8 @@ class _Blocker(relax.PyExprMutator):
         conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
         static = all(isinstance(dim, int) for dim in found.shape[1:])
         config = conv.config(self.lookup, self.simd) if static else conv.config_for_dynamic_dims(self.simd)
-        if self.dtype == "bfloat16" and config["family"] == "winograd":
-            config = winograd.at_most_2(config, conv, self.simd)
+        if self.in_pairs and static:
+            config = paired.instead_of(conv, config)
         source = self.visit_expr(data) if is_image else block.expr
         if is_image and found.is_line:
             source = self.builder_.emit(relax.op.expand_dims(source, 2))

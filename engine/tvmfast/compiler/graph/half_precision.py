@@ -3,7 +3,8 @@
 Three steps, for a build with a `dtype`. `round_weights` rounds the weights of products, convolutions,
 recurrent layers and embeddings, after batch norms are folded into them. `rounded` rounds once more what is no
 weight itself, as Winograd's transformed ones are. At the end, `store_in_half` has kernels read in half each
-large array that loses nothing by it. Sums, activations, norms and biases stay in float32.
+large array that loses nothing by it. Sums, activations, norms and biases stay in float32; a CPU with
+AVX512_BF16 rounds what it multiplies, see paired.py of the schedule rules.
 """
 
 import itertools
@@ -37,9 +38,9 @@ _FEW = 1024  # elements of an array, for which a half is not worth it
 def rounded(array: np.ndarray, dtype: str | None) -> np.ndarray:
     """Return a float32 array with each element rounded to a half, to even; itself if dtype is None.
 
-    An array of which an element would overflow is returned as it is.
+    An array of pairs, or one of which an element would overflow, is returned as it is.
     """
-    if dtype is None:
+    if dtype is None or array.dtype != np.float32:
         return array
     half = _cast(array, dtype).astype("float32")
     return half if np.array_equal(np.isfinite(half), np.isfinite(array)) else array

@@ -16,6 +16,7 @@ from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
 from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
+from ..schedule.pairs import call_instructions
 from ..schedule.parallel import share_loops
 from . import long_sums
 
@@ -49,7 +50,9 @@ def _lowering() -> tuple:
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
     before = _on_each_kernel("OpaqueFloats", opaque)
     after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
-    return tvm.transform.Sequential([before, long_sums.add_in_blocks(), lower, after]), *finalize
+    return tvm.transform.Sequential(
+        [before, long_sums.add_in_blocks(), lower, after, call_instructions()]
+    ), *finalize
 
 
 LOWERING = "tvmfast"  # TVM looks its pipelines up by name

@@ -14,7 +14,7 @@ from ...core.protocols import Lookup
 from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
-from ..schedule.rules import dot_matmul, row_reduction
+from ..schedule.rules import dot_matmul, paired, row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
 from . import conv_transpose, dynamic_reshape, ieee754, norms, quantize, scatter
@@ -24,11 +24,11 @@ _DYNAMIC_ROWS = 8  # rows of a product's workload, at least, if their number is 
 _DYNAMIC_LENGTH = 64  # assumed for dynamic dims of the matrices of two activations
 
 
-def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
+def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int, in_pairs: bool = False) -> dict:
     """Return the functions that `relax.transform.LegalizeOps` takes, by operator name.
 
     Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
-    for a GPU.
+    for a GPU. With `in_pairs`, the rules of paired.py multiply.
     """
     corrected = ieee754.legalizations() | OF_CONSTANTS
     corrected |= {"relax.power": _power, "relax.arange": _arange}
@@ -44,7 +44,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     if v is None:
         return corrected | {"relax.concat": _concat}
     return corrected | {
-        "relax.matmul": lambda bb, call: _matmul(bb, call, v, lookup),
+        "relax.matmul": lambda bb, call: _matmul(bb, call, v, lookup, in_pairs),
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
         norms.OF_ROWS: lambda bb, call: _layer_norm(bb, call, v),
         "relax.concat": _concat,
@@ -54,7 +54,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     }
 
 
-def _matmul(bb, call, v, lookup):
+def _matmul(bb, call, v, lookup, in_pairs):
     left, right = call.args
     a, b = known_shape(left.ty), known_shape(right.ty)
     dtypes = [str(each.ty.dtype) for each in (left, right, call)]
@@ -76,6 +76,7 @@ def _matmul(bb, call, v, lookup):
             rows = max(dim_hint(rows), _DYNAMIC_ROWS)
         dense = Dense(rows, *b)
         config = dense.config(lookup, v)
+        config = paired.instead_of(dense, config) if in_pairs else config
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
     left_shape, right_shape = (

@@ -7,6 +7,7 @@ winograd         3x3 convolutions of stride 1, with fewer multiplications
 matmul           products with a weight known at compile time
 dot_conv         convolutions of 8-bit integers
 dot_matmul       products of 8-bit integers with a weight known at compile time
+paired           convolutions and products in bfloat16, by AVX512_BF16
 batch_matmul     products of two activations
 skinny_gemm      products of a few rows with a strided view
 packed_weights   products with weights of 8 or 4 bits, unpacked in registers or by panels

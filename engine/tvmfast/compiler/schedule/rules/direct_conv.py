@@ -137,7 +137,7 @@ class DirectConv(ScheduleRule):
             if clamped:
                 row, column = te.min(row, h - 1), te.min(column, w - 1)
             if inner:
-                product = data[b, block, row, column, ii] * weight[k, i, kh, kw, ii, c]
+                product = self.multiply(data[b, block, row, column, ii], weight[k, i, kh, kw, ii, c])
             else:
                 product = data[b, i + ii, row, column] * weight[k, i + ii, kh, kw, c]
             channel = i * (inner[0] if inner else 1) + ii
@@ -148,6 +148,10 @@ class DirectConv(ScheduleRule):
         output = te.compute(shape, element, name="conv2d", attrs=attrs)
         blocks = ceildiv(workload.weight[0], lanes) if groups == 1 else out
         return crop(output, (n, blocks, out_h, out_w, lanes))
+
+    def multiply(self, element, weight):
+        """Return the product of an element of the data and a packed weight."""
+        return element * weight
 
     def schedule(self, sch: Schedule, config: Config) -> None:
         names = block_names(sch)

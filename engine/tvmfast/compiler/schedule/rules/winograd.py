@@ -19,7 +19,7 @@ from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, fastest_tile, pad_to
 from .. import post_rewrite
 from ..epilogue import block_names, parallel, vectorize
-from ..rule import RULES, Loops, ScheduleRule
+from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
 from ..workloads.workload import Workload
 
@@ -154,16 +154,21 @@ class Winograd(ScheduleRule):
         half = te.compute(patch.shape, half_input, name="half_transformed")
 
         def whole_input(b, ty, tx, p, q, i, row, column, c):
-            return _transform(of_input, q, lambda s: half[b, ty, tx, i, row, column, p, s, c])
+            return self.factor(
+                lambda i: _transform(of_input, q, lambda s: half[b, ty, tx, i, row, column, p, s, c]),
+                i,
+                sources,
+            )
 
-        shape = of_one_type(*grid, side, side, sources, rows, columns, lanes)
+        depth = int(weight.shape[3])
+        shape = of_one_type(*grid, side, side, depth, rows, columns, lanes)
         transformed = te.compute(shape, whole_input, name="transformed")
-        sums = of_one_type(sources, lanes, *grid[1:])
+        sums = of_one_type(depth, lanes, *grid[1:])
         i, ii = te.reduce_axis((0, sums[0]), "i"), te.reduce_axis((0, sums[1]), "ii")
 
         def multiplied(b, ty, tx, k, p, q, row, column, c):
             taken = transformed[b, ty, tx, p, q, i, row, column, ii]
-            return te.sum(taken * weight[k, p, q, i, ii, c], axis=[i, ii])
+            return te.sum(self.multiply(taken, weight[k, p, q, i, ii, c]), axis=[i, ii])
 
         shape = of_one_type(*grid, outs, side, side, rows, columns, lanes)
         attrs = self.annotation(workload, config)
@@ -181,6 +186,14 @@ class Winograd(ScheduleRule):
             return _transform(of_output, x % m, lambda q: half_out[(*at, q, c)])
 
         return te.compute(of_one_type(n, outs, out_h, out_w, lanes), out, name="out")
+
+    def factor(self, transformed, block, blocks: int):
+        """Return an element to multiply of a block of channels, given what a block's is."""
+        return transformed(block)
+
+    def multiply(self, element, weight):
+        """Return the product of an element of the transformed data and a packed weight."""
+        return element * weight
 
     def schedule(self, sch: Schedule, config: Config) -> None:
         stages = ("patch", "half_transformed", "transformed", "winograd", "half_out")
@@ -246,14 +259,6 @@ def best_tile(workload: Convolution) -> int | None:
         transforms = 7 * size * (1 / outs + 1 / ins)  # of a tile, per channel
         costs[m] = size * (tiles + _READ) + tiles * transforms
     return min(costs, key=costs.get)
-
-
-def at_most_2(config: dict, workload: Convolution, simd: Simd) -> dict:
-    """Return a config for weights that are rounded to bfloat16 once they are transformed.
-
-    With F(4x4, 3x3) the error would be four times that of the same weights rounded as they are.
-    """
-    return config if config["m"] == 2 else RULES["winograd"].as_dict(default_of_tile(workload, 2, simd))
 
 
 def default_of_tile(workload: Convolution, m: int, simd: Simd) -> Winograd.Config:
