@@ -123,8 +123,8 @@ def _check_scale(where: str, name: str, scale: np.ndarray) -> None:
     wrong = scale[~(np.isfinite(scale) & (scale > 0))]
     if len(wrong):
         raise ValueError(
-            f"{where}: its scale {name!r} is {wrong[0]:g}; expected finite numbers above 0: quantize the model "
-            "again"
+            f"{where}: its scale {name!r} is {wrong[0]:g}; expected finite numbers above 0: quantize the "
+            "model again"
         )
 
 
@@ -147,17 +147,16 @@ def _check_axis(node, where: str, name: str, shape: tuple, of: tuple | None, axi
     if set(shape) <= {1}:
         return
     if len(shape) > 1 or node.op_type in _PER_TENSOR:
+        wanted = "one number" + ("" if node.op_type in _PER_TENSOR else ", or one for each index of an axis,")
         raise NotImplementedError(
-            f"{where}: {name!r} is of shape {shape}, and only "
-            + ("one number" if node.op_type in _PER_TENSOR else "one number, or one for each index of an axis,")
-            + " is supported; quantize the model so"
+            f"{where}: {name!r} is of shape {shape}, and only {wanted} is supported; quantize the model so"
         )
     if of is None:
         return
     if not -len(of) <= axis < len(of):
         raise ValueError(
-            f"{where} is of shape {of}, which has no axis {axis}, and {name!r} holds {shape[0]} numbers along "
-            "it; quantize the model again"
+            f"{where} is of shape {of}, which has no axis {axis}, and {name!r} holds {shape[0]} numbers "
+            "along it; quantize the model again"
         )
     if of[axis] is not None and shape[0] is not None and of[axis] != shape[0]:
         raise ValueError(
@@ -239,8 +238,8 @@ class _Part:
         zero = self.input(zero) or self.input(like)
         if not zero:
             raise NotImplementedError(
-                f"{label_of(self.node)}: it has no zero points, which say whether its output is int8 or uint8; "
-                "give the output's zero point"
+                f"{label_of(self.node)}: it has no zero points, which say whether its output is int8 or "
+                "uint8; give the output's zero point"
             )
         if not self.input(scale):
             raise ValueError(f"{label_of(self.node)}: the scale of its output is missing; export it again")
@@ -250,8 +249,8 @@ class _Part:
         """Return the attributes but these; images have their channels first."""
         if self.attributes.get("channels_last", 0):
             raise NotImplementedError(
-                f"{label_of(self.node)}: channels_last=1, which ONNX Runtime writes when it optimizes a model, "
-                "is not supported; give the model before it was optimized"
+                f"{label_of(self.node)}: channels_last=1, which ONNX Runtime writes when it optimizes a "
+                "model, is not supported; give the model before it was optimized"
             )
         return {
             name: value for name, value in self.attributes.items() if name not in (*names, "channels_last")
@@ -311,8 +310,8 @@ def _softmax(part: _Part) -> None:
     axis = part.attributes.get("axis", -1 if opset >= 13 else 1)
     if opset >= 13 and part.opset < 13 and axis != -1:
         raise NotImplementedError(
-            f"{label_of(part.node)}: Softmax of opset {opset} in a model of opset {part.opset}; export it with "
-            "opset 13 or newer"
+            f"{label_of(part.node)}: Softmax of opset {opset} in a model of opset {part.opset}; export it "
+            "with opset 13 or newer"
         )
     if opset < 13 <= part.opset:
         rows = part.add("Softmax", part.add("Flatten", x, axis=axis), axis=-1)
