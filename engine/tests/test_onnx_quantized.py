@@ -283,6 +283,39 @@ def test_mean_of_8_bits_and_operators_on_16():
         np.testing.assert_array_equal(back, (wide.astype("float32") + 500) * np.float32(0.001))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_of_few_bits_are_dequantized(bits):
+    """Blocks of 16 rows, the last one not full; zero points by default, packed and in float32."""
+    rng, rows, columns, block = np.random.default_rng(11), 40, 6, 16
+    x = rng.standard_normal((2, 3, rows)).astype("float32")
+    q = rng.integers(0, 1 << bits, (columns, 3, block))
+    zero = rng.integers(0, 1 << bits, (columns, 4))  # of a block more, which fills the last byte
+    scales = (rng.random((columns, 3)) + 0.1).astype("float32") / 8
+
+    def packed(numbers):
+        numbers = numbers.astype("uint8")
+        return numbers if bits == 8 else numbers[..., ::2] | numbers[..., 1::2] << 4
+
+    constants = {"b": packed(q), "s": scales.reshape(-1), "bias": rng.standard_normal(columns).astype("float32")}
+    constants |= {
+        "packed": packed(zero[:, : 3 if bits == 8 else 4]).reshape(-1),
+        "f": zero[:, :3].astype("float32") + 0.5,
+    }
+    how = {"K": rows, "N": columns, "bits": bits, "block_size": block, "domain": "com.microsoft"}
+    nodes = [
+        helper.make_node("MatMulNBits", ["x", "b", "s"], ["y0"], **how),
+        helper.make_node("MatMulNBits", ["x", "b", "s", "packed"], ["y1"], **how),
+        helper.make_node("MatMulNBits", ["x", "b", "s", "f", "", "bias"], ["y2"], **how),
+    ]
+    outputs = {f"y{i}": ("float32", (2, 3, columns)) for i in range(3)}
+    results = ours(model_of({"x": x}, outputs, nodes, constants), {"x": x}, 3)
+    zeros = np.full((columns, 3), 1 << (bits - 1)), zero[:, :3], zero[:, :3] + 0.5
+    for got, each, bias in zip(results, zeros, (0, 0, constants["bias"]), strict=True):
+        weight = ((q - each[..., None]) * scales[..., None].astype("float64")).reshape(columns, -1)[:, :rows]
+        sizes = np.abs(x.astype("float64")) @ np.abs(weight.T)
+        close(got, x.astype("float64") @ weight.T + bias, rows + 4, scale=sizes.max() + 3)
+
+
 def network() -> onnx.ModelProto:
     """A small network with dynamic batch: convolutions, a residual sum, pools, a matrix product."""
     rng = np.random.default_rng(7)
