@@ -123,8 +123,8 @@ def _check_scale(where: str, name: str, scale: np.ndarray) -> None:
     wrong = scale[~(np.isfinite(scale) & (scale > 0))]
     if len(wrong):
         raise ValueError(
-            f"{where}: its scale {name!r} is {wrong[0]:g}; expected finite numbers above 0: quantize the model "
-            "again"
+            f"{where}: its scale {name!r} is {wrong[0]:g}; expected finite numbers above 0: quantize the "
+            "model again"
         )
 
 
@@ -147,17 +147,16 @@ def _check_axis(node, where: str, name: str, shape: tuple, of: tuple | None, axi
     if set(shape) <= {1}:
         return
     if len(shape) > 1 or node.op_type in _PER_TENSOR:
+        wanted = "one number" + ("" if node.op_type in _PER_TENSOR else ", or one for each index of an axis,")
         raise NotImplementedError(
-            f"{where}: {name!r} is of shape {shape}, and only "
-            + ("one number" if node.op_type in _PER_TENSOR else "one number, or one for each index of an axis,")
-            + " is supported; quantize the model so"
+            f"{where}: {name!r} is of shape {shape}, and only {wanted} is supported; quantize the model so"
         )
     if of is None:
         return
     if not -len(of) <= axis < len(of):
         raise ValueError(
-            f"{where} is of shape {of}, which has no axis {axis}, and {name!r} holds {shape[0]} numbers along "
-            "it; quantize the model again"
+            f"{where} is of shape {of}, which has no axis {axis}, and {name!r} holds {shape[0]} numbers "
+            "along it; quantize the model again"
         )
     if of[axis] is not None and shape[0] is not None and of[axis] != shape[0]:
         raise ValueError(
@@ -186,24 +185,25 @@ def expand(proto: onnx.ModelProto) -> None:
     constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    _expand(graph, opset, used)
+    _expand(graph, opset, used, graph)
     inner = list(graph.node)
     del graph.node[:]
     graph.node.extend([*constants, *inner])
 
 
-def _expand(graph: onnx.GraphProto, opset: int, used: set[str]) -> None:
+def _expand(graph: onnx.GraphProto, opset: int, used: set[str], whole: onnx.GraphProto) -> None:
+    """Replace the quantized operators of a graph; `whole` is the one around all, which holds the weights."""
     nodes = []
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 if inner.node:  # to write to an attribute that is no graph would make it one
-                    _expand(inner, opset, used)
+                    _expand(inner, opset, used, whole)
         rule = _RULES.get((node.domain.replace("ai.onnx", ""), node.op_type))
         if rule is None:
             nodes.append(node)
             continue
-        part = _Part(node, opset, used)
+        part = _Part(node, opset, used, whole)
         rule(part)
         nodes += part.nodes
     del graph.node[:]
@@ -213,22 +213,42 @@ def _expand(graph: onnx.GraphProto, opset: int, used: set[str]) -> None:
 class _Part:
     """The nodes that replace a quantized operator."""
 
-    def __init__(self, node: onnx.NodeProto, opset: int, used: set[str]):
-        self.node, self.opset, self.used, self.nodes = node, opset, used, []
+    def __init__(self, node: onnx.NodeProto, opset: int, used: set[str], whole: onnx.GraphProto):
+        self.node, self.opset, self.used, self.whole = node, opset, used, whole
+        self.nodes: list[onnx.NodeProto] = []
         self.attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
 
     def input(self, number: int | None) -> str:
         """Return the name of an input, "" if it is left out."""
         return "" if number is None else _at(self.node.input, number)
 
+    def weight(self, number: int) -> np.ndarray | None:
+        """Return the array of an input that is a weight, None if it is left out."""
+        name = self.input(number)
+        found = [each for each in self.whole.initializer if each.name == name]
+        if name and not found:
+            raise NotImplementedError(
+                f"{label_of(self.node)}: its input {name!r} is computed in the run; expected a weight of the "
+                "model"
+            )
+        return to_array(found[0]) if found else None
+
     def add(self, op: str, *inputs: str, output: str = "", **attributes) -> str:
         """Add a node, and return the name of its output."""
-        while not output or (output in self.used and output not in self.node.output):
-            output = f"{self.node.output[0]}_{op}{len(self.used)}"
-        self.used.add(output)
+        output = output or self.unused(op)
         name = self.node.name or self.node.output[0]
         self.nodes.append(make_node(op, inputs, [output], name, **attributes))
         return output
+
+    def unused(self, what: str) -> str:
+        """Return a name of a value that the model does not have yet."""
+        name = base = f"{self.node.output[0]}_{what}"
+        number = 0
+        while name in self.used:
+            number += 1
+            name = f"{base}{number}"
+        self.used.add(name)
+        return name
 
     def dequantized(self, tensor: int, scale: int, zero: int, axis: int = 0) -> str:
         """Add the node that dequantizes an input."""
@@ -239,8 +259,8 @@ class _Part:
         zero = self.input(zero) or self.input(like)
         if not zero:
             raise NotImplementedError(
-                f"{label_of(self.node)}: it has no zero points, which say whether its output is int8 or uint8; "
-                "give the output's zero point"
+                f"{label_of(self.node)}: it has no zero points, which say whether its output is int8 or "
+                "uint8; give the output's zero point"
             )
         if not self.input(scale):
             raise ValueError(f"{label_of(self.node)}: the scale of its output is missing; export it again")
@@ -250,8 +270,8 @@ class _Part:
         """Return the attributes but these; images have their channels first."""
         if self.attributes.get("channels_last", 0):
             raise NotImplementedError(
-                f"{label_of(self.node)}: channels_last=1, which ONNX Runtime writes when it optimizes a model, "
-                "is not supported; give the model before it was optimized"
+                f"{label_of(self.node)}: channels_last=1, which ONNX Runtime writes when it optimizes a "
+                "model, is not supported; give the model before it was optimized"
             )
         return {
             name: value for name, value in self.attributes.items() if name not in (*names, "channels_last")
@@ -311,8 +331,8 @@ def _softmax(part: _Part) -> None:
     axis = part.attributes.get("axis", -1 if opset >= 13 else 1)
     if opset >= 13 and part.opset < 13 and axis != -1:
         raise NotImplementedError(
-            f"{label_of(part.node)}: Softmax of opset {opset} in a model of opset {part.opset}; export it with "
-            "opset 13 or newer"
+            f"{label_of(part.node)}: Softmax of opset {opset} in a model of opset {part.opset}; export it "
+            "with opset 13 or newer"
         )
     if opset < 13 <= part.opset:
         rows = part.add("Softmax", part.add("Flatten", x, axis=axis), axis=-1)
@@ -360,10 +380,78 @@ def _integer_to_float(part: _Part) -> None:
 
 
 def _dynamic_mat_mul(part: _Part) -> None:
-    names = [f"{part.node.output[0]}_{what}{len(part.used)}" for what in ("quantized", "scale", "zero")]
+    names = [part.unused(what) for what in ("quantized", "scale", "zero")]
     part.nodes.append(make_node("DynamicQuantizeLinear", [part.input(0)], names))
     x, scale, zero = names
     _to_float(part, x, zero, scale, (1, 2, 3), 4)
+
+
+def _mat_mul_n_bits(part: _Part) -> None:
+    """Dequantize the weights of a language model, which becomes one of float32."""
+    bits, block = part.attributes.get("bits", 4), part.attributes["block_size"]
+    columns, rows = part.attributes["N"], part.attributes["K"]
+    packed, scales, zeros = (part.weight(number) for number in (1, 2, 3))
+    if bits not in (2, 4, 8) or part.input(4):
+        wanted = "g_idx, which reorders the rows" if part.input(4) else f"{bits} bits"
+        raise NotImplementedError(
+            f"{label_of(part.node)}: {wanted}, is not supported; quantize the model with 2, 4 or 8 bits and "
+            "blocks of rows in their order"
+        )
+    blocks = -(-rows // block)
+    sizes = {"B": (packed, columns * blocks * (block * bits // 8)), "scales": (scales, columns * blocks)}
+    for name, (array, size) in sizes.items():
+        count = 0 if array is None else array.size
+        if count != size:
+            raise ValueError(
+                f"{label_of(part.node)}: {name} holds {count} elements; expected {size} for K={rows}, "
+                f"N={columns} and blocks of {block}: quantize the model again"
+            )
+    if not np.isfinite(scales).all():  # one may be 0, or negative
+        raise ValueError(
+            f"{label_of(part.node)}: expected finite scales, got NaN or infinite ones; quantize the "
+            "model again"
+        )
+    weight = dequantized_blocks(packed, scales, zeros, bits, block, rows, columns)
+    name = part.unused("weight")
+    part.whole.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    outputs = {"output": part.node.output[0]}
+    if part.input(5):
+        part.add("Add", part.add("MatMul", part.input(0), name), part.input(5), **outputs)
+    else:
+        part.add("MatMul", part.input(0), name, **outputs)
+
+
+def dequantized_blocks(
+    packed: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray | None,
+    bits: int,
+    block: int,
+    rows: int,
+    columns: int,
+) -> np.ndarray:
+    """Return the weights (rows, columns) of MatMulNBits, in the dtype of the scales.
+
+    Each column is stored in blocks of `block` rows, of `bits` bits a number, the first in the lowest bits of
+    a byte; a block has a scale and a zero point, packed likewise by column, or unpacked in the scales' dtype.
+    Without it the zero point is 2^(bits - 1).
+    """
+    blocks = -(-rows // block)
+    q = _unpacked(packed.reshape(columns, -1), bits).reshape(columns, blocks, block)
+    if zeros is None:
+        zero = np.full((columns, blocks), 1 << (bits - 1), scales.dtype)
+    elif zeros.dtype == np.uint8:
+        zero = _unpacked(zeros.reshape(columns, -1), bits)[:, :blocks].astype(scales.dtype)
+    else:
+        zero = zeros.reshape(columns, blocks)
+    weight = (q.astype(scales.dtype) - zero[..., None]) * scales.reshape(columns, blocks, 1)
+    return np.ascontiguousarray(weight.reshape(columns, -1)[:, :rows].T)
+
+
+def _unpacked(data: np.ndarray, bits: int) -> np.ndarray:
+    """Return numbers (n, m) of a few bits each from bytes (n, m * bits / 8)."""
+    shifts = np.arange(0, 8, bits, dtype="uint8")
+    return ((data[..., None] >> shifts) & ((1 << bits) - 1)).astype("uint8").reshape(len(data), -1)
 
 
 def _own_domain(part: _Part) -> None:
@@ -388,6 +476,7 @@ _MICROSOFT_RULES = {
     "QGemm": _gemm,
     "MatMulIntegerToFloat": _integer_to_float,
     "DynamicQuantizeMatMul": _dynamic_mat_mul,
+    "MatMulNBits": _mat_mul_n_bits,
 }
 _RULES = {
     ("", "QLinearConv"): _conv,

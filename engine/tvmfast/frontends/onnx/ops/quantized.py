@@ -98,7 +98,7 @@ def _single(n: Node, x: relax.Expr) -> relax.Expr:
 
 
 def _along(n: Node, x: relax.Expr, axis: int, rank: int | None = None) -> relax.Expr:
-    """Return a vector as a tensor that broadcasts along an axis of one with `rank` axes, by default `n.x`'s."""
+    """Return a vector as a tensor along an axis of `rank`, by default those of `n.x`."""
     shape = [1] * (n.rank if rank is None else rank)
     shape[axis] = shape_of(x)[0]
     return n.emit(R.reshape(x, shape))
