@@ -534,7 +534,7 @@ WRONG = {  # an answer, and words of the message
     "13.2": (one_kernel, "the result of one gate"),
     "13.3": (short_first, "with a constant bias and a ReLU"),
     "14.1": (one_scale, "one scale for each of the 12 channels"),
-    "14.2": (lambda values, bits: np.abs(values).max(), "for a bell curve, 4 bits"),
+    "14.2": (lambda values, bits: np.abs(values).max(), "for a bell curve, 8 bits"),
     "14.3": (lambda weight, zero: (-zero * weight.astype("int64").sum(axis=(1, 2, 3)), 0), "at the border"),
     "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
     "15.2": (

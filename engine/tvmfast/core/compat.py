@@ -6,6 +6,7 @@ Review it for each new TVM. Nothing here imports TVM until it is called.
 or a base class of TVM's or torch's cannot be, and stay in these files, and in no other:
 
     compiler/codegen.py                _collect_from_import_tree
+    compiler/graph/half_precision.py   _update_type
     compiler/shape_variants.py         _update_type
     frontends/onnx/ops/node.py         _get_convert_map: TVM's converters of ONNX operators
     frontends/onnx/ops/__init__.py     _convert_operator, _check_for_unsupported_ops, overridden;
