@@ -5,6 +5,7 @@ the data, then the group's scale; several rows share one conversion. The memory 
 fetches ahead. Of many rows, each panel is first unpacked into float32, once, and multiplied as in `matmul`.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from . import matmul
 
 FEW = 8  # rows
 _BLOCKS = 4  # vectors of columns of a panel
-_AHEAD = 8  # groups between a fetch and its use
+_AHEAD = 8 << 10  # bytes of integers between a fetch and its use
 _AVX512 = 16  # lanes, which no other instruction set has
 _LINE = 64  # bytes of a cache line
 _FETCH = "tvmfast.fetch_ahead"
@@ -201,7 +202,7 @@ class FewRowsPacked(ScheduleRule):
 
 
 def _fetches(body, config) -> list:
-    """Return the fetches of what the loop's body, of `WORD` channels, will read `_AHEAD` groups later."""
+    """Return the fetches of what the loop's body, of `WORD` channels, will read `_AHEAD` bytes later."""
     inner = {}
     while isinstance(body, tirx.For):
         inner[body.loop_var] = tirx.const(0, body.loop_var.ty.dtype)
@@ -213,9 +214,10 @@ def _fetches(body, config) -> list:
     is_bytes = source.dtype == "int8"
     channels, row = (WORD, config.tile_n) if is_bytes else (1, config.tile_n)
     step = max(1, _LINE // (lanes if is_bytes else 4 * lanes))  # vectors of a line
+    of_group = math.prod(int(n) for n in source.shape[2:]) * (1 if is_bytes else 4)
     fetches, panel, group, channel, block, _ = [], *first
     for n in range(0, channels * row, step):
-        at = [panel, group + _AHEAD, channel + n // row, block + n % row, 0]
+        at = [panel, group + max(1, _AHEAD // of_group), channel + n // row, block + n % row, 0]
         fetches.append(tirx.Evaluate(prefetch(tirx.BufferLoad(source, at), level=1)))
     return fetches
 
@@ -244,7 +246,8 @@ class UnpackedMatmul(matmul.Matmul):
         if is_dynamic and config.tile_m > 1:
             post_rewrite.annotate_rows(sch, mo, config.tile_m)
         sch.compute_at("unpack", loop)
-        *_, k, lane = sch.get_loops("unpack")
-        _, word = sch.split(k, [None, WORD])
+        *_, block, k, lane = sch.get_loops("unpack")
+        ko, word = sch.split(k, [None, WORD])
+        sch.reorder(ko, block, word)
         sch.unroll(word)
         sch.vectorize(lane)
