@@ -10,7 +10,7 @@ from ..core import errors, machine
 from ..core.compat import keep_interrupt, pass_lock
 from ..core.relax import dynamic_dims, static_shape, unwrap_ints
 from ..core.specs import require_dense, shorten
-from ..runtime.compiled import Compiled, cannot_run
+from ..runtime.compiled import Compiled, CompiledForGPU, cannot_run
 from ..runtime.tensors import contiguous
 from . import codegen, pipeline, shape_variants
 from .context import BuildContext
@@ -66,7 +66,7 @@ def build(
             the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
 
     Returns:
-        A `Compiled`; for kind "cuda" a `cuda_codegen.CompiledForGPU`.
+        A `Compiled`; for kind "cuda" a `CompiledForGPU`.
 
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
@@ -99,7 +99,8 @@ def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
     target = context.target
     if context.for_gpu:
         executable = cuda_codegen.executable(mod, target)
-        return cuda_codegen.CompiledForGPU(executable, graph, arrays, target, context.opt_level)
+        graph["is_cuda_graph"] = "vm.builtin.cuda_graph.run_or_capture" in executable.as_text()
+        return CompiledForGPU(executable, graph, arrays, target, context.opt_level)
     executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
     return Compiled(executable, graph, arrays, target, context.opt_level)
 

@@ -1,7 +1,7 @@
 """NVIDIA GPUs, target "cuda".
 
 gpu               targets and schedules
-codegen           code, and the `Compiled` that runs there
+codegen           code, by CUDA's compiler
 nms               the pass that replaces a detector's loops, and the kernels of a suppression
 topk              the kernels that find the k best scores
 unroll_recurrent  the pass that makes a few kernels of each time step of a recurrent network
