@@ -31,7 +31,7 @@ from .graph.skinny_gemm import lower_skinny_gemms
 from .legalize import ieee754
 from .legalize.accumulate import sums_in_float32
 from .legalize.bools import bools_as_bytes
-from .legalize.bounds_check import checks_to_kernels
+from .legalize.bounds_check import checks_outside_cuda_graphs, checks_to_kernels
 from .legalize.lower import legalizations
 from .memory.dynamic_plan import plan_dynamic_memory
 from .memory.lowered import eliminate_common_shapes, remove_dead_kills
@@ -110,15 +110,17 @@ def lowering(dims: Mapping[str, Dim] | None = None, plan: dict | None = None) ->
         plan.update(memory(mod))
         return mod
 
+    recorded = tvm.transform.PassContext.current().config.get("relax.backend.use_cuda_graph")
     return tvm.transform.Sequential(
         [
             alias_output(),
+            *([checks_outside_cuda_graphs()] if recorded else []),
             t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
             plan_dynamic_memory(dims) if dims else t.StaticPlanBlockMemory(),  # shared buffers
-            t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
+            t.RewriteCUDAGraph(),  # for a GPU, if the pass context asks for it
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),
