@@ -118,7 +118,7 @@ def _targets() -> list:
     init = tvm.target.Target.__init__
 
     def target_of_string(self, target, host=None, *args):
-        init(self, targets.parse(target), *([] if host is None else [targets.parse(host)]), *args)
+        init(self, targets.with_arch(target), *([] if host is None else [targets.parse(host)]), *args)
 
     return [
         (tvm.target.Target, "__init__", target_of_string),
@@ -134,7 +134,7 @@ def _devices() -> list:
     return [
         (device, "device_type", property(lambda self: int(self.dlpack_device_type()))),
         (device, "device_id", property(lambda self: self.index)),
-        (device, "__repr__", lambda self: f"{self.__device_type_name__()}({self.index})"),
+        (device, "__repr__", targets.name_of),
         (device, "__str__", lambda self: repr(self)),
         (tvm, "device", targets.device),
         (tvm, "context", targets.device),

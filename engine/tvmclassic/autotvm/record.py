@@ -144,8 +144,14 @@ class ApplyHistoryBest:
             else:
                 self._records.append(each if isinstance(each, Record) else as_record(*each))
 
-    def lookup(self, target: tvm.target.Target) -> ConfigLookup:
-        """Return the config lookup of a build for `target`."""
+    def lookup(self, target: tvm.target.Target) -> ConfigLookup | None:
+        """Return the config lookup of a build for `target`; None, with a warning, for a GPU."""
+        if target.kind.name != "llvm":
+            warnings.warn(
+                "autotvm: a build for a GPU takes none of the logs' configs, which are those of CPUs here",
+                stacklevel=3,
+            )
+            return None
         return ConfigLookup(self._records, target, "autotvm.apply_history_best")
 
     def __enter__(self):

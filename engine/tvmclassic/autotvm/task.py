@@ -194,4 +194,10 @@ def extract_from_multiple_program(mods, params, target=None, target_host=None, o
 
 
 def _target(target) -> tvm.target.Target:
-    return compiler.resolve_target(targets.for_build(target))
+    resolved = targets.for_build(target)
+    if getattr(resolved, "kind", None) and resolved.kind.name == "cuda":
+        raise NotImplementedError(
+            "autotvm for target 'cuda': a GPU's kernels are scheduled by rule and have no configs; tune them "
+            "with tvm.s_tir.meta_schedule, and build inside `with database:`"
+        )
+    return compiler.resolve_target(resolved)

@@ -17,7 +17,7 @@ from tvmfast.runtime import saved
 
 from ..context import apply_best, opt_level
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
-from ..targets import for_build
+from ..targets import for_build, runs_on
 from . import ir
 from .lower import to_relax
 from .ty import TensorType
@@ -35,7 +35,7 @@ def build(
     mod_name="default",
     **_others,
 ) -> "ExecutorFactoryModule":
-    """Compile a Relay program for a CPU, at the opt level of the current `PassContext` (default 3).
+    """Compile a Relay program for a CPU or a GPU, at the opt level of the current `PassContext` (default 3).
 
     Only `ir_mod`, `target`, `params` (weights by name) and `mod_name` have an effect. Returns a library as in
     TVM 0.7 and later, which also unpacks into `graph, lib, params` as before.
@@ -43,7 +43,7 @@ def build(
     if isinstance(executor, dict):  # the position of params until TVM 0.8
         params = executor
     mod, weights = relax_of(ir_mod, params)
-    target = compiler.resolve_target(for_build(target, target_host))
+    target = compiler.resolve_target(for_build(target, target_host), kinds=("llvm", "cuda"))
     records = apply_best.get().lookup(target) if apply_best.get() else None
     return ExecutorFactoryModule(compiler.build(mod, weights, target, opt_level(), records), mod_name, ir_mod)
 
@@ -84,14 +84,18 @@ class ExecutorFactoryModule:
 
     def __getitem__(self, name: str):
         if name in (self.libmod_name, "default"):
-            return lambda *_devices: GraphModule(self.compiled)
+            return lambda *devices: GraphModule(self._for(devices))
         if name == "debug_create":
-            return lambda _name, *_devices: GraphModuleDebug(self.compiled)
+            return lambda _name, *devices: GraphModuleDebug(self._for(devices))
         raise AttributeError(
             f"the library has no function {name!r}; it has {self.libmod_name!r} and 'debug_create'"
         )
 
     get_function = __getitem__
+
+    def _for(self, devices) -> runtime.Compiled:
+        runs_on(self.compiled, devices or None)
+        return self.compiled
 
     def __iter__(self):
         return iter((self.graph_json, self.lib, self.params))
@@ -113,11 +117,13 @@ class ExecutorFactoryModule:
     graph_json, params = property(get_graph_json), property(get_params)
 
     def get_source(self, fmt: str = "ll") -> str:
-        """Return the kernels' LLVM IR ("ll") or assembly ("s", "asm").
+        """Return the kernels' LLVM IR ("ll") or assembly ("s", "asm"); of a library for a GPU, CUDA source.
 
         Raises:
             ValueError: The library was loaded from a file.
         """
+        if isinstance(self.compiled, runtime.CompiledForGPU):
+            return self.compiled.source()
         return self.compiled.source(fmt=fmt or "ll")
 
     imported_modules = property(lambda self: [])
@@ -189,7 +195,7 @@ class Executor:
     def __init__(self, kind="graph", mod=None, device=None, target=None, params=None):
         if kind not in ("graph", "vm", "debug", "aot"):
             raise ValueError(f"create_executor: expected the kind graph, vm, aot or debug; got {kind!r}")
-        self.mod, self.target = mod, target
+        self.mod, self.target, self.device = mod, target, device
         self.params = params
 
     def evaluate(self, expr=None, binds=None):
@@ -218,7 +224,7 @@ class Executor:
             if "lib" not in libraries:
                 with tvm.transform.PassContext(opt_level=level):
                     libraries["lib"] = build(program, self.target, params=self.params)
-            module = GraphModule(libraries["lib"].compiled)
+            module = libraries["lib"]["default"](self.device)
             module.run(**arrays)
             outputs = [module.get_output(i) for i in range(module.get_num_outputs())]
             return outputs if libraries["lib"].compiled.graph["tuple"] else outputs[0]
