@@ -490,12 +490,50 @@ def test_what_a_build_takes_for_a_target(enabled):
     assert relay.build(mod, "llvm -mcpu=x86-64-v2").compiled.target.attrs["mcpu"] == "x86-64-v2"
     with tvm.target.Target("llvm -mcpu=x86-64-v2"):
         assert relay.build(mod).compiled.target.attrs["mcpu"] == "x86-64-v2"
-    with pytest.raises(NotImplementedError, match=r"relay\.build for target 'cuda'.*tvm\.s_tir\.dlight"):
-        relay.build(mod, tvm.target.cuda())
+    with pytest.raises(NotImplementedError, match=r"relay\.build for target 'opencl'.*tvm\.s_tir\.dlight"):
+        relay.build(mod, "opencl")
     with pytest.raises(ValueError, match="unknown target 'nonsense'"):
         relay.build(mod, "nonsense")
     with pytest.warns(UserWarning, match="-libs is left out"):
         relay.build(mod, "llvm -libs=cblas")
+
+
+def test_a_build_for_cuda(enabled, tmp_path):
+    from tvm import autotvm, relay
+    from tvm.contrib import graph_executor
+
+    x, w = relay.var("x", shape=(2, 8, 6, 6)), relay.var("w", shape=(8, 8, 3, 3))
+    net = relay.nn.softmax(relay.nn.batch_flatten(relay.nn.relu(relay.nn.conv2d(x, w, padding=(1, 1)))))
+    mod = tvm.IRModule.from_expr(relay.Function([x, w], net))
+    weight = np.ones((8, 8, 3, 3), "float32")
+    with pytest.warns(UserWarning, match="-libs is left out"):
+        graph, lib, params = relay.build(mod, "cuda -arch=sm_80 -libs=cudnn", params={"w": weight})
+    assert lib.compiled.target.attrs["arch"] == "sm_80" and "__global__" in lib.get_source()
+    assert set(json.loads(graph)["attrs"]["device_index"][1]) == {2} and list(params) == ["w"]
+    x = relay.var("x", shape=(4,))
+    mod = tvm.IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
+    here = tvm.cuda(0).compute_version.replace(".", "") if tvm.cuda(0).exist else "80"
+    for target in ("cuda", tvm.target.cuda(), tvm.target.Target("cuda"), {"gpu": "cuda"}):
+        assert relay.build(mod, target).compiled.target.attrs["arch"] == f"sm_{here}"
+    assert relay.build(mod, "nvidia/nvidia-a100").compiled.target.attrs["arch"] == "sm_80"
+    assert relay.build(mod, tvm.target.cuda(arch="sm_90")).compiled.target.attrs["arch"] == "sm_90"
+    with pytest.raises(ValueError, match="expected an arch from sm_75 on, such as 'sm_80'; got 'sm_70'"):
+        relay.build(mod, "cuda -arch=sm_70")
+    for target, device in (("cuda", tvm.cpu(0)), ("cuda", tvm.cuda(1)), ("llvm", tvm.cuda(0))):
+        with pytest.raises(ValueError, match=rf"the library is for .*; got {re.escape(str(device))}"):
+            relay.build(mod, target)["default"](device)
+        with pytest.raises(ValueError, match=rf"the library is for .*; got {re.escape(str(device))}"):
+            relay.create_executor("graph", mod, device, target).evaluate()(np.ones(4, "float32"))
+    with pytest.raises(NotImplementedError, match=r"autotvm for target 'cuda': .*meta_schedule"):
+        autotvm.task.extract_from_program(mod["main"], {}, "cuda")
+    with autotvm.tophub.context("cuda"), pytest.warns(UserWarning, match="a build for a GPU takes none"):
+        relay.build(mod, "cuda")
+    if not tvm.cuda(0).exist:
+        for make in (lambda: lib["default"](tvm.cuda(0)), lambda: graph_executor.create(graph, lib, tvm.gpu(0))):
+            with pytest.raises(RuntimeError, match="Device API cuda is not enabled|CUDA"):  # TVM's words
+                make()
+        with pytest.raises(RuntimeError, match="saving a network for CUDA takes a build on a machine with"):
+            lib.export_library(tmp_path / "lib.so")
 
 
 def test_pass_contexts(enabled, recwarn):
