@@ -3,14 +3,14 @@
     python tests/gpu_check.py --out results                     # on a machine with a GPU
     python tests/gpu_check.py --out results --parts speed,table --names resnet18,ssd_512
     python tests/gpu_check.py --out results --dry               # without one: build for sm_90, and compile the code
-    python tests/gpu_check.py --export                          # with MXNet: write the files that the table needs
+    python tests/gpu_check.py --export                          # with MXNet: write the files of tests/zoo again
 
 Each network is built in a process of its own, all at once, while test_on_gpu.py runs; then one after another is timed,
 beside PyTorch in the same process, so that nothing else runs meanwhile. Tables are printed as they come, and
 `results/gpu.json` is written again after each, so that a run that is cut off keeps what it has.
 
-Without MXNet the networks of GluonCV come from files that `--export` wrote: the symbol, the vectors and the shapes of
-the matrices, which are drawn again from a seed, and what MXNet computes for one picture.
+The networks of GluonCV come from the files of tests/zoo, which `--export` wrote: the symbol, the vectors and the shapes
+of the matrices, which are drawn again from a seed, and what MXNet computes for one picture.
 """
 
 import argparse
@@ -752,7 +752,7 @@ def main() -> None:
     parser.add_argument("--out", help="a folder for gpu.json and the executed lesson")
     parser.add_argument("--parts", default="correctness,table,speed,lesson")
     parser.add_argument("--names", help="the networks, of those of the parts")
-    parser.add_argument("--zoo", default=str(ROOT / ".cache/zoo"), help="the folder of --export")
+    parser.add_argument("--zoo", default=str(HERE.parent / "zoo"), help="the folder of --export")
     parser.add_argument("--export", action="store_true", help="write the files of GluonCV's networks, with MXNet")
     parser.add_argument("--dry", action="store_true", help="build for sm_90 and compile the code, without a GPU")
     parser.add_argument("--seconds", type=float, default=0.8, help="timed seconds of each candidate")
