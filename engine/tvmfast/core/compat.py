@@ -47,9 +47,11 @@ Public names that are replaced or read in an unusual way, which the test cannot 
                                              integers is -1; floats cast to narrow integers out of range
     compiler/legalize/long_sums.py           a sum has one accumulator, however long it is
     compiler/legalize/norms.py               norms of numbers far from 0 have no digit, or are NaN
+    compiler/legalize/quantize.py            quantize rounds a half away from 0; nearbyint is not vectorized
     compiler/legalize/scatter.py             an index that is smaller than the data scatters into other rows
     compiler/legalize/lower.py               corners aligned with a single row divide by 0
     compiler/schedule/apply.py               `Schedule` modifies a function that has no other reference
+    compiler/schedule/dot.py                 TVM's intrinsics of VNNI do not compile with LLVM 22
     compiler/schedule/rules/default.py       bfloat16 expressions that must not be inlined, or vectorized
     tuning/workers.py, runner.py             workers import torch, hide a Ctrl-C, and leak a little memory
     tuning/server.py, tracker.py             untrusted messages, or a crash, leave TVM's server dead
@@ -63,7 +65,7 @@ A process that uses the package finds TVM as it is without it, except for these,
     core/bounds_check.py                     tvm-ffi knows OutOfRange
     pass_lock, runtime/fork.py, runtime/pool.py  what a fork waits for, and how its child ends
     core/bounds_check.py, core/partial_update.py, compiler/graph/fold_constants.py,
-    compiler/legalize/ieee754.py, runtime/compiled.py
+    compiler/graph/quantized.py, compiler/legalize/ieee754.py, compiler/schedule/dot.py, runtime/compiled.py
                                              entries of TVM's tables with names of ours, "tvmfast" in each
 
 Another thread that uses TVM in the meantime meets what a context replaces for all threads:

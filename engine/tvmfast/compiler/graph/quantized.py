@@ -128,6 +128,8 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return
         if result is None:
             super().visit_var_binding_(binding)
+        elif isinstance(result, relax.Var) and not is_output:
+            self.set_var_remap(var, result)
         else:
             emit = self.builder_.emit_output if is_output else self.builder_.emit
             self.set_var_remap(var, emit(result))
