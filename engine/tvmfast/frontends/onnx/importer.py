@@ -28,6 +28,7 @@ from ...core.specs import TensorSpec, parse_inputs, unify_dims
 from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
 from . import graph as passes
+from . import quantized
 from .checks import as_constants, check_dtypes, check_functions, require_known
 from .dynamic import compared
 from .ops import Failed, Importer
@@ -118,6 +119,8 @@ def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has
     _check(proto)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
+    quantized.check(proto.graph)
+    quantized.expand(proto)
     proto = passes.expand_functions(proto)
     passes.require_operators(proto)
     proto = passes.modernize(proto)
@@ -125,6 +128,7 @@ def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has
     proto = passes.fold_constants(proto, operands, has_dynamic_dims)
     require_known(proto.graph)
     passes.check_shapes(proto.graph)
+    quantized.check(proto.graph)  # the shapes of all tensors are known now
     passes.check_sizes(proto.graph)
     passes.prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)
