@@ -300,7 +300,7 @@ def _check_program(program: ExportedProgram) -> list[int]:
         )
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
     # TVM looks an operator up by its name alone; another library's relu need not be aten's
-    ours = ("aten", "higher_order", "torchvision", "tvmfast")
+    ours = ("aten", "higher_order", "quantized_decomposed", "torchvision", "tvmfast")
     foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")
