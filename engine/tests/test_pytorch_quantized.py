@@ -41,7 +41,7 @@ class Network(torch.nn.Module):
         y = self.through(F.conv2d(x, self.weight("second"), padding=1), 0.025, 3, -128, 127, torch.int8)
         x = self.through(F.max_pool2d(x + y, 2), 0.03, 90)
         x = self.through(x.mean((2, 3)), 0.01, 100)
-        return self.through(F.linear(x, self.weight("last")), 0.01, 128)
+        return self.through(F.linear(x, self.weight("last")), 0.04, 128)
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 8, 8), ("n", 3, 8, 8)], ids=["static", "dynamic"])
@@ -54,8 +54,8 @@ def test_a_program_of_pt2e_is_within_a_step(shape):
     wanted = net(x).numpy()
     for level in (0, 3):
         got = np.asarray(build(mod, params, opt_level=level)(x.numpy()))
-        assert np.abs(got - wanted).max() <= 0.01 * 1.001
-        assert (got != wanted).mean() < 0.2  # where the roundings of sums meet a tie
+        assert np.abs(got - wanted).max() <= 0.04 * 1.001
+        assert len(np.unique(wanted)) > 8
 
 
 class Each(torch.nn.Module):

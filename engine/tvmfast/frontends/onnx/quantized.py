@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx
 from onnx.helper import make_node
-from onnx.numpy_helper import to_array
+from onnx.numpy_helper import from_array, to_array
 
 from .control_flow import label_of
+from .graph import opset_of, replace
 
 # ---------------------------------------------------------------- what an operator reads and writes
 
@@ -57,6 +58,19 @@ def _at(names, number: int) -> str:
     return names[number] if number < len(names) else ""
 
 
+def _is_quantized(node: onnx.NodeProto) -> bool:
+    return node.op_type in _PARAMETERS or (node.domain.replace("ai.onnx", ""), node.op_type) in _RULES
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return the weights and the values of Constant nodes, by name."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    return tensors
+
+
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
@@ -75,10 +89,9 @@ def check(graph: onnx.GraphProto) -> None:
     another dtype than the tensor; for an axis that the tensor lacks, and for more or fewer scales than it
     has; NotImplementedError for blocked quantization.
     """
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensors[node.output[0]] = node.attribute[0].t
+    if not any(map(_is_quantized, _nodes(graph))):
+        return
+    tensors = _constants(graph)
     types = {each.name: each.type.tensor_type for each in (*graph.input, *graph.value_info, *graph.output)}
     shapes = {
         name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in each.shape.dim)
@@ -176,45 +189,49 @@ def expand(proto: onnx.ModelProto) -> None:
     """Replace quantized operators, in place, and turn scales and zero points into Constant nodes."""
     graph = proto.graph
     nodes = list(_nodes(graph))
-    opset = max((each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")), default=1)
+    if not any(map(_is_quantized, nodes)):
+        return
+    model = _Model(proto, nodes)
+    _expand(graph, model)
     names = {name for node in nodes for _, *each, _ in _parameters(node) for name in each}
-    used = {name for node in nodes for name in (*node.input, *node.output)}
-    used |= {each.name for each in (*graph.initializer, *graph.input)}
     moved = [tensor for tensor in graph.initializer if tensor.name in names]
-    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
     constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    _expand(graph, opset, used, graph)
-    inner = list(graph.node)
-    del graph.node[:]
-    graph.node.extend([*constants, *inner])
+    replace(graph.node, [*constants, *graph.node])
+    replace(graph.initializer, [each for each in graph.initializer if each.name not in names] + model.weights)
 
 
-def _expand(graph: onnx.GraphProto, opset: int, used: set[str], whole: onnx.GraphProto) -> None:
-    """Replace the quantized operators of a graph; `whole` is the one around all, which holds the weights."""
+class _Model:
+    """The model whose operators are replaced: its opset, constants and names; `weights` are new ones."""
+
+    def __init__(self, proto: onnx.ModelProto, nodes: list[onnx.NodeProto]):
+        self.opset, self.tensors = opset_of(proto, 1), _constants(proto.graph)
+        self.weights: list[onnx.TensorProto] = []
+        self.names = {name for node in nodes for name in (*node.input, *node.output)}
+        self.names |= {each.name for each in (*proto.graph.initializer, *proto.graph.input)}
+
+
+def _expand(graph: onnx.GraphProto, model: _Model) -> None:
     nodes = []
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 if inner.node:  # to write to an attribute that is no graph would make it one
-                    _expand(inner, opset, used, whole)
+                    _expand(inner, model)
         rule = _RULES.get((node.domain.replace("ai.onnx", ""), node.op_type))
         if rule is None:
             nodes.append(node)
             continue
-        part = _Part(node, opset, used, whole)
+        part = _Part(node, model)
         rule(part)
         nodes += part.nodes
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace(graph.node, nodes)
 
 
 class _Part:
     """The nodes that replace a quantized operator."""
 
-    def __init__(self, node: onnx.NodeProto, opset: int, used: set[str], whole: onnx.GraphProto):
-        self.node, self.opset, self.used, self.whole = node, opset, used, whole
+    def __init__(self, node: onnx.NodeProto, model: _Model):
+        self.node, self.model = node, model
         self.nodes: list[onnx.NodeProto] = []
         self.attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
 
@@ -225,13 +242,12 @@ class _Part:
     def weight(self, number: int) -> np.ndarray | None:
         """Return the array of an input that is a weight, None if it is left out."""
         name = self.input(number)
-        found = [each for each in self.whole.initializer if each.name == name]
-        if name and not found:
+        if name and name not in self.model.tensors:
             raise NotImplementedError(
                 f"{label_of(self.node)}: its input {name!r} is computed in the run; expected a weight of the "
                 "model"
             )
-        return to_array(found[0]) if found else None
+        return to_array(self.model.tensors[name]) if name else None
 
     def add(self, op: str, *inputs: str, output: str = "", **attributes) -> str:
         """Add a node, and return the name of its output."""
@@ -244,10 +260,10 @@ class _Part:
         """Return a name of a value that the model does not have yet."""
         name = base = f"{self.node.output[0]}_{what}"
         number = 0
-        while name in self.used:
+        while name in self.model.names:
             number += 1
             name = f"{base}{number}"
-        self.used.add(name)
+        self.model.names.add(name)
         return name
 
     def dequantized(self, tensor: int, scale: int, zero: int, axis: int = 0) -> str:
@@ -255,16 +271,19 @@ class _Part:
         return self.add("DequantizeLinear", *map(self.input, (tensor, scale, zero)), axis=axis)
 
     def quantized(self, x: str, scale: int, zero: int, like: int, axis: int = 0) -> None:
-        """Add the node that quantizes the result; input `like` is the zero point if there is no own."""
-        zero = self.input(zero) or self.input(like)
-        if not zero:
+        """Add the node that quantizes the result; without its own, the zero point is 0 in `like`'s dtype."""
+        point = self.input(zero)
+        if not point and self.input(like) in self.model.tensors:
+            zeros = np.zeros((), to_array(self.model.tensors[self.input(like)]).dtype)
+            point = self.add("Constant", value=from_array(zeros))
+        if not point:
             raise NotImplementedError(
                 f"{label_of(self.node)}: it has no zero points, which say whether its output is int8 or "
                 "uint8; give the output's zero point"
             )
         if not self.input(scale):
             raise ValueError(f"{label_of(self.node)}: the scale of its output is missing; export it again")
-        self.add("QuantizeLinear", x, self.input(scale), zero, output=self.node.output[0], axis=axis)
+        self.add("QuantizeLinear", x, self.input(scale), point, output=self.node.output[0], axis=axis)
 
     def without(self, *names: str) -> dict:
         """Return the attributes but these; images have their channels first."""
@@ -284,7 +303,7 @@ def _bias(part: _Part, number: int, axis: int, factor: float = 1.0) -> list[str]
         return []
     scale = part.add("Mul", part.input(1), part.input(4))
     if factor != 1:
-        value = onnx.numpy_helper.from_array(np.float32(factor).reshape(()))
+        value = from_array(np.float32(factor).reshape(()))
         scale = part.add("Mul", scale, part.add("Constant", value=value))
     return [part.add("DequantizeLinear", part.input(number), scale, axis=axis)]
 
@@ -329,12 +348,12 @@ def _softmax(part: _Part) -> None:
     """Below opset 13 Softmax is that of a matrix, whose columns are all axes from `axis` on."""
     x, opset = part.dequantized(0, 1, 2), part.attributes.get("opset", 1)
     axis = part.attributes.get("axis", -1 if opset >= 13 else 1)
-    if opset >= 13 and part.opset < 13 and axis != -1:
+    if opset >= 13 and part.model.opset < 13 and axis != -1:
         raise NotImplementedError(
-            f"{label_of(part.node)}: Softmax of opset {opset} in a model of opset {part.opset}; export it "
-            "with opset 13 or newer"
+            f"{label_of(part.node)}: Softmax of opset {opset} in a model of opset {part.model.opset}; export "
+            "it with opset 13 or newer"
         )
-    if opset < 13 <= part.opset:
+    if opset < 13 <= part.model.opset:
         rows = part.add("Softmax", part.add("Flatten", x, axis=axis), axis=-1)
         y = part.add("Reshape", rows, part.add("Shape", x))
     else:
@@ -345,8 +364,8 @@ def _softmax(part: _Part) -> None:
 def _reduce_mean(part: _Part) -> None:
     x, attributes = part.dequantized(0, 1, 2), part.without("axes")
     axes = part.attributes.get("axes")
-    if axes is not None and part.opset >= 18:
-        value = onnx.numpy_helper.from_array(np.array(axes, "int64"))
+    if axes is not None and part.model.opset >= 18:
+        value = from_array(np.array(axes, "int64"))
         y = part.add("ReduceMean", x, part.add("Constant", value=value), **attributes)
     else:
         y = part.add("ReduceMean", x, **attributes | ({} if axes is None else {"axes": axes}))
@@ -413,7 +432,7 @@ def _mat_mul_n_bits(part: _Part) -> None:
         )
     weight = dequantized_blocks(packed, scales, zeros, bits, block, rows, columns)
     name = part.unused("weight")
-    part.whole.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    part.model.weights.append(from_array(weight, name))
     outputs = {"output": part.node.output[0]}
     if part.input(5):
         part.add("Add", part.add("MatMul", part.input(0), name), part.input(5), **outputs)
