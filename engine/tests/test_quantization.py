@@ -1,5 +1,6 @@
 """`tn.quantize`: what becomes int8, the numbers, the ranges, the report, and what it refuses."""
 
+import copy
 import math
 
 import numpy as np
@@ -110,6 +111,7 @@ def test_it_is_a_model(made):
     _, _, _, calibration, quantized = made
     mod, params = quantized
     assert len(quantized) == 2 and quantized == (mod, params)
+    assert copy.copy(quantized).report is quantized.report
     assert [p.name for p in mod["main"].params] == ["x", *params]
     dtypes = {name: str(array.dtype) for name, array in params.items()}
     layers = ("first.0", "second", "shortcut", "depthwise", "classify")

@@ -102,3 +102,7 @@ class Quantized(tuple):
         self = super().__new__(cls, (mod, params))
         self.report = report
         return self
+
+    def __getnewargs__(self) -> tuple:
+        """Return the arguments of `__new__` for a copy."""
+        return (*self, self.report)
