@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 from ....core.relax import ceildiv, round_up, unwrap_ints
 from .. import pairs
 from ..epilogue import block_names, parallel
-from ..rule import RULES
+from ..rule import RULES, ScheduleRule
 from ..workloads.conv2d import Convolution
 from ..workloads.dense import Dense
 from ..workloads.workload import Workload
@@ -33,6 +33,7 @@ class _Paired:
     EXAMPLES: ClassVar[tuple] = ()
     stages: ClassVar[tuple] = (_STAGE,)
     serves: ClassVar[str] = ""
+    loops = ScheduleRule.loops  # not tuned
 
     def applies(self, workload: Workload, simd) -> bool:
         return False
