@@ -226,18 +226,16 @@ def _replaced(expr, values: dict):
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)))
 
 
-class UnpackedMatmul(matmul.Matmul):
+class UnpackedMatmul(ScheduleRule):
     """Products of many rows, or of a dynamic number: panels are unpacked into float32 first."""
 
     name = "unpacked_matmul"
-    serves = ""
-    EXAMPLES = ()
-
-    def applies(self, workload, simd: Simd) -> bool:
-        return False
+    Config = matmul.Matmul.Config
+    compute = matmul.Matmul.compute  # of the panels
+    finish = matmul.Matmul.finish
 
     def annotation(self, workload, config) -> dict[str, str]:
-        return attribute(self.as_dict(config))
+        return attribute(self.as_dict(config))  # without the workload, which is that of float weights
 
     def schedule(self, sch: Schedule, config) -> None:
         b, mo, no, tile = matmul.split_loops(sch, config)
@@ -245,7 +243,7 @@ class UnpackedMatmul(matmul.Matmul):
         loop = matmul.order_loops(sch, [no], [b, mo], tile, stages=("unpack",))
         if is_dynamic and config.tile_m > 1:
             post_rewrite.annotate_rows(sch, mo, config.tile_m)
-        sch.compute_at("unpack", loop)
+        sch.compute_at("unpack", loop, preserve_unit_loops=True)
         *_, block, k, lane = sch.get_loops("unpack")
         ko, word = sch.split(k, [None, WORD])
         sch.reorder(ko, block, word)
