@@ -33,10 +33,7 @@ class _Paired:
     EXAMPLES: ClassVar[tuple] = ()
     stages: ClassVar[tuple] = (_STAGE,)
     serves: ClassVar[str] = ""
-    loops = ScheduleRule.loops  # not tuned
-
-    def applies(self, workload: Workload, simd) -> bool:
-        return False
+    applies, loops = ScheduleRule.applies, ScheduleRule.loops  # not tuned
 
     def multiply(self, element, weight):
         return pairs.dot(element, weight)
