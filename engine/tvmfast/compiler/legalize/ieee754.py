@@ -250,9 +250,10 @@ def _remainder(node):
     """Hide x from LLVM in x % 2^n.
 
     LLVM 22's loop vectorizer takes the last n bits of a loop counter for an n-bit counter that never wraps,
-    so that a kernel that repeats an array reads past its end. `smul_fix` by 1.0, here with one binary digit
-    after the point, is the identity and costs one multiplication. (`umul_fix` too, but LLVM does not fold
-    that of a constant, and ends the process.) Remove it once `test_rows_that_repeat` passes without it.
+    so that a kernel that repeats an array reads past its end. `umul_fix_sat` by 1.0, here with one binary
+    digit after the point, is the identity of all integers of n bits and costs one multiplication; LLVM folds
+    `smul_fix` away, so that the fault came back with AVX-512. Remove it once `test_rows_that_repeat` passes
+    without it.
     """
     dtype, divisor = str(node.ty.dtype), node.b
     if not dtype.endswith(("32", "64")) or not isinstance(divisor, tirx.IntImm):
@@ -260,7 +261,7 @@ def _remainder(node):
     if divisor.value & (divisor.value - 1):
         return node
     one, digits = tirx.const(2, dtype), tirx.const(1, "int32")
-    return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.smul.fix", node.a, one, digits), divisor)
+    return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.umul.fix.sat", node.a, one, digits), divisor)
 
 
 # ---------------------------------------------------------------- operators, as they become kernels

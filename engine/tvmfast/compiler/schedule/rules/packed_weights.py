@@ -232,6 +232,7 @@ class UnpackedMatmul(ScheduleRule):
     name = "unpacked_matmul"
     Config = matmul.Matmul.Config
     compute = matmul.Matmul.compute  # of the panels
+    multiply = matmul.Matmul.multiply
     finish = matmul.Matmul.finish
 
     def annotation(self, workload, config) -> dict[str, str]:
