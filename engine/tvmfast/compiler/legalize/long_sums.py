@@ -180,7 +180,7 @@ class _Cutter:
 
     def __init__(self, long: list, lanes: int | None):
         self.long, self.lanes, self.analyzer = long, lanes, tvm.sym.Analyzer()
-        self.alone = set()  # variables of loops that threads may share
+        self.alone: set[tirx.Var] = set()  # variables of loops that threads may share
 
     def share(self, loop):
         """Let threads add parts of a long sum; one of dynamic length does if it is long in a run."""
