@@ -16,6 +16,7 @@ and is not made twice. An outcome is "equal", "refused" (in words that name what
 import json
 import math
 import os
+import resource
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -29,11 +30,12 @@ import numpy as np
 from agreement import Reference, close
 
 import tvmfast
+from tvmfast.frontends.onnx.checks import deciding_inputs
 
 SEED = 20261127
 SECONDS = 120  # for one draw
 RUNS = 3  # of the framework in float64, with inputs that are rounded differently
-LARGEST = 1 << 21  # elements of an input, at most
+LARGEST, MEMORY = 1 << 21, 12 << 30  # elements of an input, and bytes of a process that draws, at most
 FILES = Path(__file__).parents[2] / ".cache" / "adversarial"
 CLEAR = (NotImplementedError, ValueError, IndexError, TypeError)
 KINDS = ("equal", "refused", "unclear", "none", "wrong", "crash", "hang")
@@ -338,15 +340,21 @@ class _Onnx:
         from onnx import numpy_helper
         from onnx.reference import ReferenceEvaluator
 
-        own = self.cases[name]
-        arrays, _ = own.data_sets[0]
+        own = onnx.ModelProto()
+        own.CopyFrom(self.cases[name].model)
+        arrays, _ = self.cases[name].data_sets[0]
         arrays = [numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else np.asarray(x) for x in arrays]
-        if len(arrays) != len(own.model.graph.input):
+        if len(arrays) != len(own.graph.input):
             return None
+        given, deciding = list(zip(own.graph.input, arrays, strict=True)), deciding_inputs(own.graph)
+        known = [numpy_helper.from_array(x, value.name) for value, x in given if value.name in deciding]
+        own.graph.ClearField("input")
+        own.graph.input.extend(value for value, _ in given if value.name not in deciding)
+        own.graph.initializer.extend(known)
 
         def model(arrays, shapes):
             proto = onnx.ModelProto()
-            proto.CopyFrom(own.model)
+            proto.CopyFrom(own)
             before = {value.type.tensor_type.elem_type for value in proto.graph.input}
             floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16}
             for value, x, shape in zip(proto.graph.input, arrays, shapes, strict=True):
@@ -380,7 +388,7 @@ class _Onnx:
             lib = tvmfast.build(*tvmfast.from_onnx(model(arrays, shapes)), opt_level=level)
             return _list(lib(*arrays))
 
-        return Case(arrays, framework, ours)
+        return Case([x for value, x in given if value.name not in deciding], framework, ours)
 
 
 class _Mxnet:
@@ -395,6 +403,7 @@ class _Mxnet:
 
     def case(self, name: str, rng) -> Case | None:
         _, symbol, *shapes = self.symbols[name]
+        self.suite.RNG = rng  # of the parameters
         inputs = [rng.uniform(-1, 1, shape).astype("float32") for shape in shapes]
         names, drawn = "xy"[: len(inputs)], {}
 
@@ -444,6 +453,7 @@ def draw(frontend: Any, kind: str, level: int, number: int) -> tuple[str, Situat
 def _serve(kind: str, level: int) -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an operator prints is no reply
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     frontend = FRONTENDS[kind]()
     for number in json.load(sys.stdin):
         name, how, text = draw(frontend, kind, level, int(number))
