@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from testing import sampled
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op as R
 
 import tvmfast
@@ -140,6 +140,34 @@ def test_sums_of_a_convolution_are_exact(rng, level, case):
     assert level == 0 or [*lib.kernels.family].count("dot_conv") == 1
 
 
+DEPTHWISE = {  # channels, size, window, strides, padding, dilation, zero point and dtype
+    "of blocks": (32, 9, 3, 1, 1, 1, 0, "uint8"),
+    "of odd channels": (20, 11, 5, 2, 2, 1, 200, "uint8"),
+    "of int8": (16, 8, 3, 1, 2, 2, 5, "int8"),
+    "without padding": (48, 6, 3, 1, 0, 1, 3, "uint8"),
+}
+
+
+@LEVELS
+@pytest.mark.parametrize("case", DEPTHWISE)
+def test_sums_of_a_depthwise_convolution_are_exact(rng, level, case):
+    channels, size, window, strides, padding, dilation, zero, dtype = DEPTHWISE[case]
+    shape = 1, channels, size, size
+    net = Network(shape, rng)
+    x, weight = net.integers(shape, dtype), net.integers((channels, 1, window, window))
+
+    def body(net, x):
+        x = net.qdq(x, 1.0, zero, dtype)
+        return net.nn("conv2d", x, net.weight(weight, 1.0), strides, padding, dilation, channels)
+
+    lib = net(body, level)
+    diagonal = np.zeros((channels, channels, window, window), "int8")
+    diagonal[range(channels), range(channels)] = weight[:, 0]
+    wanted = convolved(x.astype("int64") - zero, diagonal, strides, padding, dilation)
+    np.testing.assert_array_equal(result(lib, x.astype("float32") - zero), wanted)
+    assert level == 0 or any("uint8" in each["dtype"] for node in lib.graph["nodes"] for each in node["makes"])
+
+
 PRODUCTS = {  # the left matrix, the columns, whether the weight is transposed, and the dtypes of data and weight
     "one row": ((1, 64), 70, True, "uint8", "int8"),
     "few rows": ((5, 35), 33, False, "int8", "int8"),
@@ -164,6 +192,17 @@ def test_sums_of_a_product_are_exact(rng, level, case):
     right = (weight.T if transposed else weight).astype("int64") - shift
     np.testing.assert_array_equal(result(lib, (x.astype("float32") - 3) * 2), (x.astype("int64") - 3) @ right)
     assert level == 0 or [*lib.kernels.family].count("dot_matmul") == 1
+
+
+def test_a_product_of_dynamic_rows_is_exact(rng):
+    rows = tirx.Var("rows", "int64")
+    net = Network((rows, 36), rng)
+    weight = net.integers((36, 50))
+    lib = net(lambda net, x: net.matmul(net.qdq(x, 1.0, 9), net.weight(weight, np.ones(50), axis=1)))
+    assert "dot_matmul" in [*lib.kernels.family]
+    for count in (1, 7, 30):
+        x = net.integers((count, 36), "uint8").astype("int64") - 9
+        np.testing.assert_array_equal(result(lib, x.astype("float32")), x @ weight)
 
 
 def residual(net, x):
@@ -222,17 +261,22 @@ def test_every_instruction_is_some_cpus():
     assert set(DOTS) == set(CPUS)
 
 
-@pytest.mark.parametrize("case", ["groups", "wide weights", "by channel", "dynamic"])
+@pytest.mark.parametrize("case", ["groups", "wide weights", "by channel", "int8 by channel", "dynamic", "tiny scale"])
 def test_what_does_not_fit_runs_in_float32(rng, case):
     shape = 1, 8, 6, 6
     weight = rng.integers(-128, 128, (8, 4, 3, 3)).astype("int8")
 
     def body(net, x):
-        if case == "by channel":
-            scale, zero = const(np.linspace(0.1, 0.2, 8)), const(np.zeros(8), "uint8")
-            x = net.dequantize(net.quantize(x, scale, zero, 1, "uint8"), scale, zero, 1)
+        if case.endswith("by channel"):
+            dtype = "int8" if "int8" in case else "uint8"
+            scale, zero = const(np.linspace(0.1, 0.2, 8)), const(np.zeros(8), dtype)
+            given = (const(0.1), const(3, dtype)) if dtype == "int8" else (scale, zero)
+            x = net.dequantize(net.quantize(x, *given, 1, dtype), scale, zero, 1)
         else:
             x = net.qdq(x, 0.1, 3)
+        if case == "tiny scale":
+            y = net.nn("conv2d", x, net.weight(np.concatenate([weight, weight], 1), 0.01), 1, 1)
+            return net.qdq(y, 1e-45, 128)
         if case == "groups":
             return net.nn("conv2d", x, net.weight(weight, 0.01), 1, 1, groups=2)
         whole = np.concatenate([weight, weight], 1)

@@ -232,8 +232,10 @@ class _Blocker(relax.PyExprMutator):
     def _conv2d_of_integers(self, call):
         data, weight, zero = call.args
         found = match(tvm.ir.Call(tvm.ir.Op.get("relax.nn.conv2d"), [data, weight], call.attrs))
-        outs, ins, *_ = found.weight.shape
-        conv = Convolution(one_image(found.shape), found.weight.shape, *found.window, 1, True)
+        (outs, ins, *_), padding = found.weight.shape, int(constant_array(zero))
+        conv = Convolution(one_image(found.shape), found.weight.shape, *found.window, found.groups, True)
+        if conv.is_depthwise:
+            return self._depthwise_of_bytes(conv, self._block(data), found.weight.astype("float32"), padding)
         if ins < self.lanes and data not in self.blocked:  # few channels, as of an image: no more than needed
             inner = round_up(ins, 4)
             name = f"to_NCHW{inner}c"
@@ -241,7 +243,7 @@ class _Blocker(relax.PyExprMutator):
             source = self.builder_.emit(source)
         else:
             source, inner = self._block(data).expr, self.lanes
-        config, padding = dot_conv.default(conv, self.simd), int(constant_array(zero))
+        config = dot_conv.default(conv, self.simd)
         result = self.builder_.call_te(
             lambda data, kernel: dot_conv.compute(data, kernel, conv, padding, config),
             source,
@@ -250,6 +252,17 @@ class _Blocker(relax.PyExprMutator):
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )
         return _Blocked(result, outs, 4)
+
+    def _depthwise_of_bytes(self, conv: Convolution, data: _Blocked, weight: np.ndarray, zero: int):
+        packed, compute = conv.depthwise_of_bytes(weight, zero, self.simd)
+        result = self.builder_.call_te(
+            compute,
+            data.expr,
+            relax.const(packed),
+            primfunc_name_hint="depthwise_conv2d_of_integers",
+            primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
+        )
+        return replace(data, expr=result)
 
     def _converted(self, call):
         """Convert the dtype, with one scale and zero point for all channels."""

@@ -19,14 +19,23 @@ import tvm
 from tvm import relax
 from tvm.relax import op as R
 
-from ...core.relax import constant_array, known_shape, on_each_function, op_name, static_shape
+from ...core.relax import (
+    constant_array,
+    known_shape,
+    on_each_function,
+    op_name,
+    shape_text,
+    static_shape,
+)
 from .conv_call import match
 
-CONV2D = (
-    "relax.tvmfast.conv2d_of_integers"  # of uint8 data, int8 weights and the value of the padding, in int32
-)
+# A convolution of uint8 data, int8 weights and the value of the padding, the zero point. It sums the products
+# in int32; a depthwise one those of the data less the zero point, in float32.
+CONV2D = "relax.tvmfast.conv2d_of_integers"
 
 _MOST_TERMS = (1 << 31) // (255 * 128)  # of a sum in int32
+_MOST_IN_FLOAT32 = (1 << 24) // (255 * 128)
+_LARGE = 1e12  # a scale that products in float32 might overflow with, as divisions by its inverse
 _MOVES = ("reshape", "flatten", "squeeze", "expand_dims", "permute_dims", "strided_slice", "nn.max_pool2d")
 _BYTES = ("uint8", "int8")
 
@@ -69,7 +78,7 @@ class _Integers:
 
 @dataclass(frozen=True)
 class _Sums:
-    """The value sums * scale + bias of int32, with arrays that broadcast."""
+    """The value sums * scale + bias of whole numbers, int32 or float32, with arrays that broadcast."""
 
     sums: relax.Expr
     scale: np.ndarray
@@ -111,7 +120,7 @@ class _SumsOfIntegers(relax.PyExprMutator):
     def _note(self, expr, value):
         if isinstance(expr, relax.Var):
             self.uses[expr] += 1
-            self.readers.setdefault(expr, set()).add(op_name(value))
+            self.readers.setdefault(expr, []).append(value)
 
     # ------------------------------------------------------------ bindings and variables
 
@@ -151,7 +160,8 @@ class _SumsOfIntegers(relax.PyExprMutator):
         if isinstance(value, _Integers):
             return R.dequantize(value.q, _float32(value.scale * factor), relax.const(value.zero, "int32"))
         if isinstance(value, _Sums):
-            floats = emit(R.astype(value.sums, "float32"))
+            is_float = str(value.sums.ty.dtype) == "float32"
+            floats = value.sums if is_float else emit(R.astype(value.sums, "float32"))
             scaled = R.multiply(floats, _float32(value.scale * factor))
             return R.add(emit(scaled), _float32(value.bias * factor)) if value.bias.any() else scaled
         parts = [emit(self._computed(part, factor)) for part in value.parts]
@@ -189,14 +199,12 @@ class _SumsOfIntegers(relax.PyExprMutator):
         return self.values.get(var) if self.uses[var] == 1 else None
 
     def _dequantize(self, call):
-        q, scale, zero = call.args[0], *map(_number, call.args[1:])
-        dtype = str(q.ty.dtype)
-        static = isinstance(q, relax.Var) and scale is not None and zero is not None
-        if not static or dtype not in _BYTES or str(call.ty.dtype) != "float32" or not scale > 0:
+        if not _is_of_tensor(call):
             return None
-        if dtype == "int8":
-            return _Integers(self._as_unsigned(q), scale, int(zero) + 128)
-        return _Integers(self.visit_expr(q), scale, int(zero))
+        q, scale, zero = call.args[0], *map(_number, call.args[1:])
+        if str(q.ty.dtype) == "int8":
+            return _Integers(self._as_unsigned(q), scale, zero + 128)
+        return _Integers(self.visit_expr(q), scale, zero)
 
     def _as_unsigned(self, var) -> relax.Expr:
         if var not in self.unsigned:
@@ -209,13 +217,13 @@ class _SumsOfIntegers(relax.PyExprMutator):
         """Return what replaces a `quantize` of a value that waits; None to keep it."""
         value, scale, zero = self.values.get(call.args[0]), *map(_number, call.args[1:])
         dtype = str(call.attrs.out_dtype)
-        if scale is None or zero is None or dtype not in _BYTES or not scale > 0:
+        if dtype not in _BYTES or not _are_parameters(scale, zero, dtype):
             return None
         if isinstance(value, _Integers) and self._dtype(value, call) == (dtype, scale, zero):
             if dtype == "uint8":
                 return value.q
             self.unsigned[var] = value.q
-        elif dtype == "int8" and self.readers.get(var) == {"dequantize"}:
+        elif dtype == "int8" and all(map(_is_of_tensor, self.readers.get(var, []))):
             zero, dtype = zero + 128, "uint8"
             self.unsigned[var] = self.builder_.emit(self._rounded(value, call, scale, zero, dtype))
             return self.unsigned[var]
@@ -249,17 +257,19 @@ class _SumsOfIntegers(relax.PyExprMutator):
         integers = tvm.ir.Call(call.op, [call.args[0], relax.const(weight.values)], call.attrs)
         found = match(integers)
         terms = int(np.prod(weight.values.shape[1:]))
-        if found is None or found.is_line or found.groups != 1 or weight.axis not in (None, 0):
+        if found is None or found.is_line or weight.axis not in (None, 0):
+            return None
+        depthwise = found.groups > 1 and weight.values.shape[:2] == (found.groups, 1)
+        if found.groups > 1 and not (depthwise and terms <= _MOST_IN_FLOAT32):
             return None
         shape = known_shape(call.args[0].ty)
-        if not all(isinstance(n, int) for n in shape[1:]) or terms > _MOST_TERMS:
+        if not all(isinstance(n, int) for n in shape[1:]) or terms > _MOST_TERMS or 0 in shape:
             return None
-        attrs = call.attrs
-        conv = R.nn.conv2d(
-            data.q, integers.args[1], attrs.strides, attrs.padding, attrs.dilation, out_dtype="int32"
-        )
+        options = (*found.window, found.groups)
+        dtype = "float32" if depthwise else "int32"
+        conv = R.nn.conv2d(data.q, integers.args[1], *options, out_dtype=dtype)
         conv = tvm.ir.Call(_CONV2D, [*conv.args, relax.const(data.zero, "int32")], conv.attrs)
-        less = -data.zero * weight.values.astype("int64").sum((1, 2, 3))
+        less = (0 if depthwise else -data.zero) * weight.values.astype("int64").sum((1, 2, 3))
         return self._sums(conv, less.reshape(1, -1, 1, 1), data, weight.scale.reshape(1, -1, 1, 1))
 
     def _matmul(self, call):
@@ -269,7 +279,7 @@ class _SumsOfIntegers(relax.PyExprMutator):
         shape = known_shape(call.args[0].ty)
         if weight.values.ndim != 2 or weight.axis not in (None, 1) or len(weight.values) > _MOST_TERMS:
             return None
-        if shape is None or len(shape) < 2 or not all(isinstance(n, int) for n in shape):
+        if shape is None or len(shape) < 2 or 0 in shape or 0 in weight.values.shape:
             return None
         product = R.matmul(data.q, relax.const(weight.values), out_dtype="int32")
         less = -data.zero * weight.values.astype("int64").sum(0)
@@ -283,7 +293,7 @@ class _SumsOfIntegers(relax.PyExprMutator):
 
     def _add(self, call):
         first, second = (self._waiting(arg) if isinstance(arg, relax.Var) else None for arg in call.args)
-        shapes = [static_shape(arg.ty) for arg in (*call.args, call)]
+        shapes = [shape_text(arg.ty) for arg in (*call.args, call)]
         arrays = [self._array(arg) for arg in call.args]
         for value, own, array in ((first, shapes[0], arrays[1]), (second, shapes[1], arrays[0])):
             if isinstance(value, _Sums) and array is not None and own in (None, shapes[2]):
@@ -348,10 +358,27 @@ class _SumsOfIntegers(relax.PyExprMutator):
         axis = int(expr.attrs.axis) % max(q.ndim, 1)
         values = q.astype("int32") - _along(zero, axis, q.ndim).astype("int32")
         scale = scale.astype("float64")
-        if values.min(initial=0) < -128 or values.max(initial=0) > 127 or not np.isfinite(scale).all():
+        if values.min(initial=0) < -128 or values.max(initial=0) > 127 or not (np.abs(scale) < _LARGE).all():
             return None
         one = scale.size == 1
         return _Weight(values.astype("int8"), scale.reshape(-1), None if one else axis)
+
+
+def _is_of_tensor(call) -> bool:
+    """Tell whether a call dequantizes computed bytes to float32, with one constant scale and zero point."""
+    if op_name(call) != "dequantize" or not isinstance(call.args[0], relax.Var):
+        return False
+    dtypes = str(call.args[0].ty.dtype), str(call.ty.dtype)
+    parameters = map(_number, call.args[1:])
+    return dtypes[0] in _BYTES and dtypes[1] == "float32" and _are_parameters(*parameters, dtypes[0])
+
+
+def _are_parameters(scale: float | None, zero: int | None, dtype: str) -> bool:
+    """Tell whether a scale is known and moderate, and a zero point one of the dtype."""
+    if scale is None or not isinstance(zero, int):
+        return False
+    info = np.iinfo(dtype)
+    return 1 / _LARGE < scale < _LARGE and info.min <= zero <= info.max
 
 
 def _along(array: np.ndarray, axis: int, rank: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from . import conv_transpose, dynamic_reshape, ieee754, norms, quantize, scatter
 from .ieee754 import default
 
 _DYNAMIC_ROWS = 8  # rows of a product's workload, at least, if their number is dynamic
+_FLOATS, _INTEGERS = ("float32",) * 3, ("uint8", "int8", "int32")  # data, weight and result of a product
 _DYNAMIC_LENGTH = 64  # assumed for dynamic dims of the matrices of two activations
 
 
@@ -57,24 +58,16 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int, in_pair
 def _matmul(bb, call, v, lookup, in_pairs):
     left, right = call.args
     a, b = known_shape(left.ty), known_shape(right.ty)
-    dtypes = [str(each.ty.dtype) for each in (left, right, call)]
-    if dtypes == ["uint8", "int8", "int32"] and isinstance(
-        right, tvm.ir.GenericConst
-    ):  # see graph/quantized.py
-        config = dot_matmul.default(a[-2], *b, v)
-        panels = relax.const(dot_matmul.pack(right.value.numpy(), config, v.lanes))
-
-        def compute(x, y):
-            return dot_matmul.compute(x, y, b[1], config)
-
-        return _fusable(bb, "dense_of_integers", compute, left, panels)
-    if a is None or b is None or len(a) < 2 or len(b) < 2 or {*dtypes} != {"float32"}:
+    dtypes = tuple(str(each.ty.dtype) for each in (left, right, call))
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes not in (_FLOATS, _INTEGERS):
         return default(bb, call)
-    if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
-        rows = a[-2]
-        if not isinstance(rows, int):
-            rows = max(dim_hint(rows), _DYNAMIC_ROWS)
-        dense = Dense(rows, *b)
+    of_weight = len(b) == 2 and isinstance(right, tvm.ir.GenericConst)
+    if dtypes == _INTEGERS:  # see graph/quantized.py
+        return (
+            _product_of_integers(bb, left, right, v) if of_weight and 0 not in (*a, *b) else default(bb, call)
+        )
+    if of_weight:
+        dense = Dense(_rows(a), *b)
         config = dense.config(lookup, v)
         config = paired.instead_of(dense, config) if in_pairs else config
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
@@ -85,6 +78,22 @@ def _matmul(bb, call, v, lookup, in_pairs):
     )
     product = BatchMatmul(left_shape, right_shape)
     return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
+
+
+def _rows(shape: tuple) -> int:
+    rows = shape[-2]
+    return rows if isinstance(rows, int) else max(dim_hint(rows), _DYNAMIC_ROWS)
+
+
+def _product_of_integers(bb, left, right, v):
+    columns = known_shape(right.ty)[1]
+    config = dot_matmul.default(_rows(known_shape(left.ty)), *known_shape(right.ty), v)
+    panels = relax.const(dot_matmul.pack(right.value.numpy(), config, v.lanes))
+
+    def compute(x, y):
+        return dot_matmul.compute(x, y, columns, config)
+
+    return _fusable(bb, "dense_of_integers", compute, left, panels)
 
 
 def _power(bb, call):

@@ -1,5 +1,6 @@
 """A convolution as a workload: its shapes, how its groups map to the kernel's, and one call on arrays."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -66,6 +67,16 @@ class Convolution(Workload):
         config = winograd.default(self, simd) if winograd.applies(self, simd) else None
         rule = RULES["conv2d"] if config is None else winograd
         return rule.as_dict(config or rule.default(self, simd))
+
+    def depthwise_of_bytes(self, weight: np.ndarray, zero: int, simd: Simd) -> tuple[np.ndarray, Callable]:
+        """Return the packed weight and the kernel, of both, of a depthwise convolution of uint8 data.
+
+        `Depthwise.of_bytes` describes it; the weight (C, 1, KH, KW) is of whole numbers in float32.
+        """
+        rule = RULES["depthwise"]
+        config = rule.default(self, simd)
+        packed = rule.pack(self, weight, config, simd.lanes)
+        return packed, lambda data, kernel: rule.of_bytes(data, kernel, self, config, zero)
 
     # ------------------------------------------------------------ shapes
 
