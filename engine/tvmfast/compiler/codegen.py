@@ -35,7 +35,7 @@ from tvm import tirx
 from ..core import data, folders, kernel_cache, machine, renamed
 from ..runtime import pool
 from .legalize import ieee754, long_sums
-from .schedule import parallel
+from .schedule import pairs, parallel
 
 _LOG = logging.getLogger(__name__)
 _POOL_OPTIONS = ("-O2", "-std=c++17", "-fPIC", "-pthread", "-c")
@@ -292,6 +292,6 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    modules = sys.modules[__name__], ieee754, long_sums, parallel
+    modules = sys.modules[__name__], ieee754, long_sums, pairs, parallel
     source = "".join(Path(module.__file__).read_text() for module in modules)
     return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

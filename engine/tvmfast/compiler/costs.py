@@ -16,6 +16,7 @@ from tvm import s_tir, tirx
 
 from ..core.dims import Dim
 from ..core.relax import bytes_of, dim_to_str
+from .schedule import pairs
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 _NUMPY = {
@@ -193,7 +194,7 @@ class _Counter:
             self._choice(*node.args, scope)
             return
         if name not in ("reinterpret", "likely") and _is_float(node):
-            self.flops += scope.times
+            self.flops += scope.times * pairs.flops(node)
         for arg in node.args if name != "address_of" else ():  # a prefetch takes an address only
             self.expr(arg, scope)
 

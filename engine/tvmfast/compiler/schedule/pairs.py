@@ -18,7 +18,7 @@ from ...core.simd import pad_to
 
 _PAIR, _DOT = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", "llvm.x86.avx512bf16.dpbf16ps.512"
 _CALL = tvm.ir.Op.get("tirx.call_llvm_pure_intrin")
-_LANES = 16
+LANES = 16  # of a register
 
 
 def pair(low, high):
@@ -55,6 +55,11 @@ def _name_of(call) -> str:
     if not call.op.same_as(_CALL):
         return ""
     return next((name for name, number in _numbers() if int(call.args[0]) == number), "")
+
+
+def flops(call) -> int:
+    """Return the floating-point operations of a lane of a call: 4 of a dot product, 1 of another."""
+    return 4 if _name_of(call) == _DOT else 1
 
 
 @functools.cache
@@ -143,7 +148,7 @@ def _dot_in_llvm(function: str, lanes: int) -> str:
     of = _types(lanes)
     params = f"{of('float')} %sum, {of('i32')} %a, {of('i32')} %b"
     head = f"define {of('float')} @{function}({params}) alwaysinline {{\n"
-    if lanes == _LANES:
+    if lanes == LANES:
         pairs, sums = "<32 x bfloat>", of("float")
         body = "".join(f"  %{x}h = bitcast {of('i32')} %{x} to {pairs}\n" for x in ("a", "b"))
         body += f"  %all = call {sums} @{_DOT}({sums} %sum, {pairs} %ah, {pairs} %bh)\n"

@@ -46,10 +46,12 @@ def instead_of(workload: Workload, config: dict) -> dict:
     """Return the config of the paired rule that computes as a config of float32 does, or this one.
 
     A product of few rows keeps its own: it waits for its weights, and rounds no data. So do convolutions of
-    groups, and of images with few channels.
+    groups, and of a single block of channels.
     """
-    is_dense = isinstance(workload, Dense)
-    paired = workload.rows >= _FEW if is_dense else workload.blocked and workload.groups == 1
+    if isinstance(workload, Dense):
+        paired = workload.rows >= _FEW
+    else:
+        paired = workload.blocked and workload.groups == 1 and workload.data[1] > pairs.LANES
     name = f"{config['family']}_bf16"
     return config | {"family": name} if paired and name in RULES else config
 
