@@ -4,22 +4,11 @@ import numpy as np
 import pytest
 import torch
 from emulated_gpu import TARGET, run_emulated
-from torch import nn
+from testing import Function
 
 import tvmfast
 
 CACHE = (2, 3, 40, 4)
-
-
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
 
 
 def rows(*shape):
@@ -47,7 +36,7 @@ def test_partial_updates(name):
     function, *others = UPDATES[name]
     inputs = [rows(*CACHE), *others]
     shapes = {f"x{n}": (tuple(x.shape), str(x.dtype).removeprefix("torch.")) for n, x in enumerate(inputs)}
-    mod, params = tvmfast.from_pytorch(Calls(function).eval(), shapes)
+    mod, params = tvmfast.from_pytorch(Function(function).eval(), shapes)
     lib = tvmfast.build(mod, params, TARGET)
     assert ("scatter_nd" in lib.source()) == (name == "more than a few")
     got = run_emulated(mod, params, *(x.numpy() for x in inputs))
