@@ -1,8 +1,8 @@
 """What all tests share, the course's as well: a pytest plugin, which each conftest.py loads.
 
 No network, caches and a seed of their own, a small network with its results from PyTorch. `pytest --file-times` ends
-with a table of what each file took, as `make test` does, and `pytest --margins` with how much of their tolerances the
-errors of computed numbers used. TESTS_LIMIT builds for less than this CPU has.
+with a table of what each file took, as `make test` does. Each run ends with the tests whose errors use more than a third
+of their tolerance, `pytest --margins` with all of them. TESTS_LIMIT builds for less than this CPU has.
 """
 
 import functools
@@ -215,9 +215,11 @@ def _show_second_tries(terminalreporter) -> None:
 # ---------------------------------------------------------------- margins
 
 
-def _show_margins(terminalreporter) -> None:
-    terminalreporter.section("errors as shares of their tolerances, the largest of each test; ! is above a third")
-    for test, share in sorted(agreement.shares.items(), key=lambda row: -row[1]):
+def _show_margins(terminalreporter, all_of_them: bool) -> None:
+    shares = sorted(agreement.shares.items(), key=lambda row: -row[1])
+    above = sum(share > 1 / 3 for _, share in shares)
+    terminalreporter.section(f"errors as shares of their tolerances: {above} of {len(shares)} tests above a third")
+    for test, share in shares if all_of_them else shares[:above]:
         terminalreporter.write_line(f"{share:8.3f} {'!' if share > 1 / 3 else ' '} {test}")
 
 
@@ -228,7 +230,7 @@ _file_times = defaultdict(lambda: np.zeros(2))  # wall and processor seconds, by
 
 def pytest_addoption(parser):
     parser.addoption("--file-times", action="store_true", help="show the wall and processor seconds of each file")
-    parser.addoption("--margins", action="store_true", help="show the largest share of its tolerance by test")
+    parser.addoption("--margins", action="store_true", help="show the share of every test, not of those above a third alone")
 
 
 def _clock() -> np.ndarray:
@@ -281,8 +283,8 @@ def pytest_testnodedown(node):
 
 def pytest_terminal_summary(terminalreporter, config):
     _show_second_tries(terminalreporter)
-    if config.getoption("--margins"):
-        _show_margins(terminalreporter)
+    if agreement.shares:
+        _show_margins(terminalreporter, all_of_them=config.getoption("--margins"))
     if config.getoption("--file-times"):
         terminalreporter.section("seconds by file: wall, processor; ! is over the budget of CONTRIBUTING.md")
         budgets = _budgets(config.rootpath / "CONTRIBUTING.md")
