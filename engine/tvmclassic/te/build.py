@@ -1,8 +1,12 @@
 """`tvm.lower` and `tvm.build` of TE schedules, and today's modules with the methods that they had."""
 
+import contextlib
+
 import tvm
 from tvm import s_tir
 from tvm.runtime import Module
+
+from tvmfast.core.compat import cuda_headers, exact_cuda
 
 from .replay import replay
 from .schedule import Schedule
@@ -105,7 +109,11 @@ def build(
     if target is not None:
         target = tvm.target.Target(target)
         target = target.with_host(tvm.target.Target(target_host)) if target_host is not None else target
-    module = tvm.tirx.build(inputs, target, pipeline=pipeline)
+    with contextlib.ExitStack() as compiler:
+        if target is not None and target.kind.name == "cuda" and tvm.cuda().exist:
+            compiler.enter_context(cuda_headers())  # without a GPU the kernels stay source
+            compiler.enter_context(exact_cuda())
+        module = tvm.tirx.build(inputs, target, pipeline=pipeline)
     names = [variable.name_hint for variable in inputs.get_global_vars()]
     if len(names) == 1:
         module.__dict__["entry_name"] = names[0]

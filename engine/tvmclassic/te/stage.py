@@ -104,7 +104,7 @@ class StageTensor:
 class Stage:
     """What a schedule does with one operation: TVM 0.8's `te.schedule.Stage`.
 
-    `leaf_iter_vars` are its loops from the outermost in, `steps` what made them: splits, fusions, reorderings.
+    `leaf_iter_vars` are its loops from the outermost in, `steps` the splits, fusions, reorderings.
     """
 
     def __init__(self, schedule, op):
@@ -240,7 +240,7 @@ class Stage:
         self.pragmas.append((var, pragma_type, pragma_value))
 
     def tensorize(self, var, tensor_intrin: str) -> None:
-        """Replace a loop and those inside it by an intrinsic, the name in `tvm.s_tir.TensorIntrin.register`."""
+        """Replace a loop and those inside it by an intrinsic of `tvm.s_tir.TensorIntrin.register`."""
         self._place("tensorize", var)
         if not isinstance(tensor_intrin, str):
             raise Unsupported(

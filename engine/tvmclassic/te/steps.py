@@ -68,7 +68,7 @@ class CacheWrite:
 class RFactor:
     """`stage` has the sums of each step of `axis`, which `result` adds up.
 
-    `steps` made the loops of `result` before, from `roots`. Of these, `reduced` were those of the reduction, in
+    `steps` made the loops of `result` before, from `roots`. Of these, `reduced` were of the reduction, in
     this order; `others` are all of them but `axis`, in the order of the reduction axes of `stage`.
     """
 
