@@ -11,7 +11,7 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import autotvm, graph_executor, targets
+from . import auto_scheduler, autotvm, graph_executor, targets
 from .relay import build, frontend, functor, ir, ops, testing, transform, ty
 from .removed import StubModule, named
 from .tools import relay_viz, tvmc, tvmc_command
@@ -126,10 +126,10 @@ def spaces() -> dict[str, dict]:
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **autotvm.NAMESPACES,
+        **auto_scheduler.NAMESPACES,
         **tvmc.NAMESPACES,
         **tvmc_command.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),
-        "tvm.auto_scheduler": {},  # an AutoTVM tutorial imports it without using it
     }
 
 
