@@ -5,8 +5,8 @@ record    files of records, and builds with the best of them
 task      tasks, options, and the search
 
 The search is for CPUs. A record is a line of JSON that begins with {"format" and holds a trace of
-MetaSchedule's (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022), or, for a
-kernel that tvmfast has a rule for, a config; `tn.build(…, records=FILE)` takes the file too.
+MetaSchedule's (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022), or, for
+a kernel that tvmfast has a rule for, a config; `tn.build(…, records=FILE)` takes the file too.
 """
 
 from ..removed import named
