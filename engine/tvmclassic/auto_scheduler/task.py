@@ -120,7 +120,7 @@ class SearchTask:
         if func is not None:
             workload_key = make_workload_key(func, args or ())
         dag = ComputeDAG(workload_key) if compute_dag is None else compute_dag
-        workload = Kernel.of(dag.func, workload_key or ", ".join(op.name for op in dag.ops))
+        workload = Kernel.of(dag.func, workload_key or dag.tensors[-1].op.name)
         self._set(
             tuning.Task(workload, 1, machine.target_json(target_of(target, "auto_scheduler"))), dag, desc
         )

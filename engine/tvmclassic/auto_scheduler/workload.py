@@ -1,16 +1,18 @@
 """The registry of workloads, functions that return tensors; their computations, and schedules of these."""
 
-import functools
 import json
+import re
 
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
 from tvmfast.compiler.schedule.rules import RULES
+from tvmfast.core import annotations
 
 _FUNCTIONS: dict = {}
-_COMBINED = {"Add": "+=", "Mul": "*=", "Max": "max=", "Min": "min="}  # by the node that a reduction repeats
+_DECLARED = re.compile(r"^\w+ = T\.(?:Buffer|\w+)\(.*\)\n", re.M)  # above a statement in TVMScript
+_INDEX = re.compile(r"\bv_(\w)")
 
 
 def register_workload(func_name, f=None, override=False):
@@ -44,7 +46,7 @@ def make_workload_key(func, args) -> str:
 
 
 class ComputeDAG:
-    """The computation of tensors, inputs first, or of a workload's key; prints an equation for each tensor.
+    """The computation of tensors, inputs first, or of a workload's key; it prints as equations.
 
     `func` is the computation in TensorIR; "layout_free_placeholders" has no effect: weights stay as they are.
     """
@@ -58,20 +60,6 @@ class ComputeDAG:
             )
         self.tensors = list(tensors)
         self.func = te.create_prim_func(self.tensors).without_attr("layout_free_buffers")
-
-    @functools.cached_property
-    def ops(self) -> list:
-        """The operations, each after those that it reads."""
-        found: dict = {}
-
-        def visit(op) -> None:
-            for tensor in op.input_tensors:
-                visit(tensor.op)
-            found.setdefault(op)
-
-        for tensor in self.tensors:
-            visit(tensor.op)
-        return list(found)
 
     @property
     def flop_ct(self) -> float:
@@ -92,7 +80,15 @@ class ComputeDAG:
         return str(self.apply_steps_from_state(state)[0].schedule.trace)
 
     def __repr__(self) -> str:
-        return "".join(f"{_equation(op)}\n" for op in self.ops)
+        lines = []
+        for tensor in self.tensors:
+            if isinstance(tensor.op, te.PlaceholderOp):
+                lines.append(f"{tensor.op.name} = PLACEHOLDER [{', '.join(map(str, tensor.shape))}]")
+        sch = Schedule(tvm.IRModule({"main": self.func}))
+        for block in annotations.blocks_of(sch):
+            text = _DECLARED.sub("", sch.get(block).body.script().rstrip() + "\n")
+            lines += _INDEX.sub(r"\1", text).splitlines()
+        return "\n".join([*lines, ""])
 
 
 class Scheduled:
@@ -120,14 +116,3 @@ def _tensors_of(workload_key: str):
 
 def _as_tuple(value):
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
-def _equation(op) -> str:
-    if isinstance(op, te.PlaceholderOp):
-        return f"{op.name} = PLACEHOLDER [{', '.join(map(str, op.output(0).shape))}]"
-    left = f"{op.name}({', '.join(axis.var.name for axis in getattr(op, 'axis', ()))})"
-    body = op.body[0] if isinstance(op, te.ComputeOp) else type(op).__name__
-    if not isinstance(body, te.Reduce):
-        return f"{left} = {body}"
-    kind = type(body.combiner.result[body.value_index]).__name__
-    return f"{left} {_COMBINED.get(kind, f'{kind}=')} {body.source[body.value_index]}"

@@ -210,6 +210,7 @@ def _operations(tensors) -> int:
 @functools.cache
 def _workers(opened: tuning.LocalRunner) -> tuple:
     """Return a builder and a runner of MetaSchedule's that belong to a runner, for this process's life."""
-    builder = workers.Builder(opened.timeout)
+    builder, runner = workers.Builder(opened.timeout), opened.for_metaschedule()
     atexit.register(builder.close)
-    return builder, opened.for_metaschedule()
+    atexit.register(runner.pool.shutdown, wait=False)
+    return builder, runner
