@@ -74,7 +74,7 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
             current = name.replace("tir.", "tirx.", 1)
         if current in options:
             current_config[current] = value
-        else:
+        elif name != "relay.backend.use_auto_scheduler":  # `auto_scheduler.ApplyHistoryBest` decides that
             _warn(name)
     required, disabled = (
         [new for old in given or () for new in PASSES.get(old, [old])]

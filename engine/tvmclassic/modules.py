@@ -11,7 +11,7 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import autotvm, graph_executor, targets
+from . import auto_scheduler, autotvm, graph_executor, targets
 from .relay import build, frontend, functor, ir, ops, testing, transform, ty
 from .removed import StubModule, named
 from .te import names as te_names
@@ -128,10 +128,10 @@ def spaces() -> dict[str, dict]:
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **te_names.spaces(),
         **autotvm.NAMESPACES,
+        **auto_scheduler.NAMESPACES,
         **tvmc.NAMESPACES,
         **tvmc_command.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),
-        "tvm.auto_scheduler": {},  # an AutoTVM tutorial imports it without using it
     }
 
 

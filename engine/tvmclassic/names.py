@@ -22,7 +22,8 @@ _ABOUT = {
     "calls": "Functions and classes. A module with several names is listed once: `relay.op.nn.conv2d` is "
     "`relay.nn.conv2d`, `relay.expr.Call` is `relay.Call`, `graph_runtime` is `graph_executor`.",
     "methods": "What scripts call on an array, a library and the executor.",
-    "autotvm": "AutoTVM left the loop to the script; today it is `tn.tune`, whose records `tn.build` takes.",
+    "autotvm": "AutoTVM and Ansor left the loop to the script; today it is `tn.tune`, whose records "
+    "`tn.build` takes.",
     "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as "
     "it is.",
     "operators": "Relay's operators, and what each calls in Relax, as the translating code declares.",
@@ -146,7 +147,7 @@ def _known() -> dict[str, str | None]:
 
 def _short(name: str) -> str:
     """Shorten a full name: tvm.relay.var to relay.var, tvm.contrib.util.tempdir to util.tempdir."""
-    return re.sub(r"^tvm\.(?=relay|autotvm)|^tvm\.contrib\.(debugger\.)?(?=\w)", "", name)
+    return re.sub(r"^tvm\.(?=relay|autotvm|auto_scheduler)|^tvm\.contrib\.(debugger\.)?(?=\w)", "", name)
 
 
 def _dotted(node) -> list[str]:

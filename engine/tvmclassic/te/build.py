@@ -6,8 +6,10 @@ import tvm
 from tvm import s_tir
 from tvm.runtime import Module
 
+from tvmfast.core import machine
 from tvmfast.core.compat import cuda_headers, exact_cuda
 
+from .. import targets
 from .replay import replay
 from .schedule import Schedule
 
@@ -55,6 +57,8 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
         if not isinstance(args, list | tuple):
             raise TypeError("tvm.lower: expected the arguments of the function, such as [A, B, C]")
         mod = replay(inp, args, name).mod
+    elif hasattr(inp, "lowered"):  # of auto_scheduler
+        mod = inp.lowered(args)
     elif isinstance(inp, tvm.tirx.PrimFunc):
         mod = tvm.IRModule({name: inp.with_attr("global_symbol", name)})
     elif isinstance(inp, tvm.IRModule):
@@ -82,7 +86,8 @@ def build(
     Args:
         inputs: A TE schedule with its arguments in `args`, or what `lower` returns.
         args: The arguments of a schedule; for a module the target, as today.
-        target: A target, or what `tvm.target.Target` takes; by default that of the context, else "llvm".
+        target: A target, or what `tvm.target.Target` takes; by default that of the context, else "llvm", which
+            means this machine if it has no options.
         target_host: The target of a GPU's host.
         runtime: Ignored, as there is one runtime.
         name: The name of a schedule's function.
@@ -95,7 +100,7 @@ def build(
     Raises:
         TypeError, ScheduleError: What `lower` raises.
     """
-    if isinstance(inputs, Schedule):
+    if isinstance(inputs, Schedule) or hasattr(inputs, "lowered"):
         inputs = lower(inputs, args, name, binds)
     elif isinstance(inputs, list | tuple | dict):
         raise TypeError(
@@ -108,6 +113,8 @@ def build(
     target = tvm.target.Target.current() if target is None else target
     if target is not None:
         target = tvm.target.Target(target)
+        if target.kind.name == "llvm" and targets.for_build(target) is None:
+            target = machine.host_target()  # as for relay.build: what tuners measure is what runs
         target = target.with_host(tvm.target.Target(target_host)) if target_host is not None else target
     with contextlib.ExitStack() as compiler:
         if target is not None and target.kind.name == "cuda" and tvm.cuda().exist:

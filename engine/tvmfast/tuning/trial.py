@@ -118,6 +118,11 @@ def build(candidate: Candidate) -> Any:
     return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
 
 
+def build_module(given: tuple[tvm.IRModule, tvm.target.Target]) -> Any:
+    """Build the library of a module for a target, with TVM's own passes."""
+    return tvm.tirx.build(*given)
+
+
 def kernel(candidate: Candidate) -> tvm.IRModule:
     """Lower a candidate to TensorIR and schedule it: a module with the function "main"; see `arguments`."""
     workload, config = candidate.workload, candidate.config
