@@ -8,6 +8,7 @@ and pipeline: `relay.build` at opt level 3 is `tn.build`.
 
 relay           `tvm.relay`: expressions, operators, text format, passes, builds, networks
 autotvm         `tvm.autotvm`
+te              TE schedules, `tvm.lower`, `tvm.build`
 tools           `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
 graph_executor  the graph executor and its debugger
 targets         target strings, target helpers, and devices, as scripts write them

@@ -14,6 +14,7 @@ from tvmfast.core import data
 from . import autotvm, graph_executor, targets
 from .relay import build, frontend, functor, ir, ops, testing, transform, ty
 from .removed import StubModule, named
+from .te import names as te_names
 from .tools import relay_viz, tvmc, tvmc_command
 
 try:
@@ -125,6 +126,7 @@ def spaces() -> dict[str, dict]:
         **{f"tvm.contrib.{old}": _public(f"tvm.support.{new}") for old, new in SUPPORT.items()},
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
+        **te_names.spaces(),
         **autotvm.NAMESPACES,
         **tvmc.NAMESPACES,
         **tvmc_command.NAMESPACES,

@@ -43,6 +43,7 @@ _TVMS = {
     tvm.IRModule: "tvm.IRModule",
     tvm.runtime.Tensor: "NDArray",
     tvm.runtime.Device: "Device",
+    tvm.runtime.Module: "Module",
     tvm.rpc.LocalSession: "tvm.rpc.LocalSession",
     tvm.rpc.RPCSession: "tvm.rpc.RPCSession",
 }

@@ -9,6 +9,7 @@ from . import context, targets
 from .modules import TESTING, install_request_hook, load_module
 from .relay import build, ir, transform
 from .removed import missing
+from .te import names as te_names
 
 # Modules whose missing attributes raise an error that says what replaced them.
 _INCOMPLETE = (tvm, tvm.te, tvm.target, tvm.transform, tvm.contrib)
@@ -22,6 +23,7 @@ def patches() -> list[tuple[object, str, object]]:
         *_targets(),
         *_devices(),
         *_sessions(),
+        *te_names.patches(),
         (tvm.runtime.Tensor, "asnumpy", tvm.runtime.Tensor.numpy),
         (tvm.runtime.Tensor, "ctx", property(lambda self: self.device)),
         (tvm.runtime.Tensor, "context", property(lambda self: self.device)),

@@ -1,0 +1,9 @@
+"""TE schedules (`te.create_schedule`, gone since TVM 0.20), recorded and replayed on a `tvm.s_tir.Schedule`.
+
+stage     stages: the loops of an operation, and what a script asks of them
+schedule  `Schedule`: the stages of a program, cache stages, factored reductions
+recorder  a TensorIR schedule that writes down each call as a line of Python
+replay    the order in which today's TVM takes the same steps; `Schedule.today`'s script
+build     `tvm.lower`, `tvm.build`, and modules with their old methods
+names     what `tvmclassic.enable` adds to `tvm` and `tvm.te`
+"""

@@ -1,0 +1,249 @@
+"""`te.create_schedule`, and what changes the stages of a program: cache stages, factored reductions."""
+
+import sys
+
+import tvm
+from tvm import te
+
+from . import replay
+from .stage import (
+    REDUCE,
+    ScheduleError,
+    Stage,
+    StageOp,
+    StageTensor,
+    Unsupported,
+    axes_of,
+    key,
+    name_of,
+    new_axis,
+    ordered,
+    outputs_of,
+    reduced_of,
+)
+from .steps import CacheRead, CacheWrite, Fuse, RFactor, Split
+
+
+class Schedule:
+    """TVM 0.8's `te.schedule.Schedule`: what `te.create_schedule` returns.
+
+    `schedule[tensor]` is a `Stage`; `stages` has all of them, producers before consumers, placeholders too.
+    """
+
+    def __init__(self, outputs: list):
+        self.outputs = outputs
+        self.stages: list[Stage] = []
+        self.changes: list[CacheRead | CacheWrite | RFactor] = []
+        self._stage_of: dict[int, Stage] = {}
+        for op in ordered(outputs):
+            if isinstance(op, te.ScanOp):
+                raise Unsupported(
+                    f"te.scan ({op.name}): TensorIR functions of tensor expressions have no scan; write the "
+                    "loop in TensorIR, or, for sums along an axis, call tvm.topi.cumsum"
+                )
+            self.stages.append(Stage(self, op))
+            self._stage_of[key(op)] = self.stages[-1]
+        for output in outputs:
+            self[output].is_output = True
+
+    def __getitem__(self, of) -> Stage:
+        """Return the stage of a tensor or operation.
+
+        Raises:
+            ScheduleError: This schedule has none.
+        """
+        op = of.op if isinstance(of, te.Tensor | StageTensor) else of
+        if not isinstance(op, te.tensor.Operation | StageOp) or key(op) not in self._stage_of:
+            raise ScheduleError(
+                f"te: the schedule has no stage of {getattr(op, 'name', op)!r}; it has "
+                f"{', '.join(stage.name for stage in self.stages)}"
+            )
+        return self._stage_of[key(op)]
+
+    @property
+    def stage_map(self) -> "Schedule":
+        """Return what maps operations to stages: the schedule itself."""
+        return self
+
+    def normalize(self) -> "Schedule":
+        """Return the schedule: a replay needs no normalized form."""
+        return self
+
+    def create_group(self, outputs, inputs, include_inputs=False):
+        """Raise `Unsupported`."""
+        raise Unsupported(
+            "te: create_group: TensorIR has no groups of stages; call compute_at for each of them"
+        )
+
+    # ------------------------------------------------------------ new stages
+
+    def cache_read(self, tensor, scope: str, readers) -> StageTensor:
+        """Have `readers` (tensors or operations, or one) read a copy of `tensor` in the memory `scope`.
+
+        Returns:
+            The copy, a tensor whose stage can be scheduled.
+        """
+        source = self[tensor]
+        if isinstance(readers, te.Tensor | StageTensor | te.tensor.Operation | StageOp):
+            readers = [readers]
+        at = f"te: cache_read of {source.name}"
+        if not readers:
+            raise ScheduleError(f"{at}: expected at least one reader")
+        if outputs_of(source.op) > 1:
+            raise Unsupported(
+                f"{at}: it is one of several results of an operation, which are copied together"
+            )
+        shape, dtype = tuple(source.op.output(0).shape), source.op.output(0).dtype
+        op = StageOp(
+            f"{source.name}.{scope}",
+            [new_axis(extent, f"ax{i}") for i, extent in enumerate(shape)],
+            [],
+            shape,
+            (str(dtype),),
+            input_tensors=[source.op.output(0)],
+        )
+        readers = [self[reader] for reader in readers]
+        stage = self._insert(op, self.stages.index(source) + 1)
+        stage.scope = scope
+        self.changes.append(CacheRead(source, stage, readers))
+        return op.output(0)
+
+    def cache_write(self, tensor, scope: str):
+        """Compute `tensor` in the memory `scope`, and copy it from there.
+
+        Returns:
+            What computes, a tensor whose stage has the reduction; the stage of `tensor` has the copy.
+
+        Raises:
+            ScheduleError: The stage has split loops already: TVM gave the cache another layout then, which
+                today is a step of its own, `tvm.s_tir.Schedule.transform_layout`.
+        """
+        tensors = list(tensor) if isinstance(tensor, list | tuple) else [tensor]
+        stage = self[tensors[0]]
+        at = f"te: cache_write of {stage.name}"
+        if outputs_of(stage.op) > 1 or len(tensors) > 1:
+            raise Unsupported(
+                f"{at}: it is one of several results of an operation, which are copied together"
+            )
+        if not axes_of(stage.op):
+            raise ScheduleError(f"{at}: expected a result of te.compute")
+        if stage.steps:
+            raise ScheduleError(
+                f"{at}: call it before split, fuse and reorder; a cache of another layout is a step of its "
+                "own today, tvm.s_tir.Schedule.transform_layout"
+            )
+        old = stage.op
+        described = {"shape": tuple(old.output(0).shape), "dtypes": (str(old.output(0).dtype),)}
+        axes = [new_axis(axis.dom.extent, f"{name_of(axis)}.c") for axis in old.axis]
+        op = StageOp(
+            f"{old.name}.{scope}", axes, reduced_of(old), **described, input_tensors=list(old.input_tensors)
+        )
+        cache = self._insert(op, self.stages.index(stage))
+        self._becomes(stage, StageOp(old.name, list(old.axis), [], **described, input_tensors=[op.output(0)]))
+        cache.scope = scope
+        self.changes.append(CacheWrite(stage, cache))
+        return op.output(0) if tensor is tensors[0] else [op.output(0)]
+
+    def rfactor(self, tensor, axis, factor_axis: int = 0) -> StageTensor:
+        """Sum along `axis`, a loop of the reduction, last: one sum for each of its steps comes first.
+
+        Returns:
+            The sums of each step, a tensor with one more axis, at `factor_axis`. The stage of `tensor` adds
+            them up.
+        """
+        stage = self[tensor]
+        at = stage._at("rfactor", axis)
+        stage._place("rfactor", axis)
+        if axis.iter_type != REDUCE:
+            raise ScheduleError(f"{at}: expected a loop of the reduction")
+        if any(each.iter_type != REDUCE for step in stage.steps for each in step.of):
+            raise Unsupported(
+                f"{at}: split, fuse and reorder the loops of the result after rfactor, not before"
+            )
+        old, roots = stage.op, reduced_of(stage.op)
+        origin = _origins(roots, stage.steps)
+        reduced = [leaf for leaf in stage.leaf_iter_vars if leaf.iter_type == REDUCE]
+        others = sorted(
+            (leaf for leaf in reduced if key(leaf) != key(axis)), key=lambda leaf: min(origin[key(leaf)])
+        )
+        whole = {key(root) for root in roots}
+        if any(key(leaf) not in whole and not origin[key(leaf)] & origin[key(axis)] for leaf in others):
+            raise Unsupported(f"{at}: split the other axes of the reduction after rfactor, not before")
+        axes = [new_axis(each.dom.extent, name_of(each)) for each in old.axis]
+        if not -len(axes) - 1 <= factor_axis <= len(axes):
+            raise ScheduleError(
+                f"{at}: expected a factor_axis from {-len(axes) - 1} to {len(axes)}; got {factor_axis}"
+            )
+        place = factor_axis % (len(axes) + 1)
+        axes.insert(place, new_axis(axis.dom.extent, name_of(axis)))
+        result = old.output(0)
+        shape = [*result.shape[:place], axis.dom.extent, *result.shape[place:]]
+        summed = [new_axis(each.dom.extent, name_of(each), REDUCE) for each in others]
+        dtypes = (str(result.dtype),)
+        op = StageOp(
+            f"{old.name}.rf", axes, summed, tuple(shape), dtypes, input_tensors=list(old.input_tensors)
+        )
+        first = self._insert(op, self.stages.index(stage))
+        self.changes.append(RFactor(stage, first, axis, factor_axis, stage.steps, roots, reduced, others))
+        last = [new_axis(axis.dom.extent, f"{name_of(axis)}.v", REDUCE)]
+        adds = StageOp(
+            old.name, list(old.axis), last, tuple(result.shape), dtypes, input_tensors=[op.output(0)]
+        )
+        self._becomes(stage, adds)
+        return op.output(0)
+
+    def _insert(self, op: StageOp, place: int) -> Stage:
+        stage = Stage(self, op)
+        self.stages.insert(place, stage)
+        self._stage_of[key(op)] = stage
+        return stage
+
+    def _becomes(self, stage: Stage, op: StageOp) -> None:
+        """Give a stage another operation, with its loops anew; the keys that found it still do."""
+        stage.op = op
+        self._stage_of[key(op)] = stage
+        stage.reset()
+
+    # ------------------------------------------------------------ today
+
+    def today(self, args=None, name: str = "main", file=None) -> None:
+        """Print this schedule as a script for today's TVM: the function in TVMScript, and the steps on it.
+
+        Args:
+            args: The arguments of the function, as of `tvm.lower`; by default all placeholders and outputs.
+            name: The function's name.
+            file: Where to print; by default to stdout.
+
+        Raises:
+            ScheduleError: A primitive that today's TVM does not take.
+        """
+        print(replay.replay(self, args, name).script(), file=file or sys.stdout)
+
+
+def create_schedule(ops) -> Schedule:
+    """`te.create_schedule`: a schedule of operations, and of all that they read.
+
+    Args:
+        ops: An operation, such as `C.op`, a tensor, or a list of these.
+
+    Raises:
+        TypeError: Something else.
+        ScheduleError: A program with `te.scan`.
+    """
+    ops = list(ops) if isinstance(ops, list | tuple | tvm.ir.Array) else [ops]
+    ops = [each.op if isinstance(each, te.Tensor) else each for each in ops]
+    if not ops or not all(isinstance(op, te.tensor.Operation) for op in ops):
+        raise TypeError(f"te.create_schedule: expected operations, such as C.op; got {ops!r}")
+    return Schedule(ops)
+
+
+def _origins(roots: list, steps: list) -> dict[int, set[int]]:
+    """Return the numbers of the roots that each axis came from."""
+    origin = {key(root): {number} for number, root in enumerate(roots)}
+    for step in steps:
+        of = set().union(*(origin[key(axis)] for axis in step.of))
+        if isinstance(step, Split):
+            origin |= {key(step.outer): of, key(step.inner): of}
+        elif isinstance(step, Fuse):
+            origin[key(step.fused)] = of
+    return origin
