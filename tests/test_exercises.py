@@ -151,6 +151,17 @@ def row_of_pixels(sch, unrolled=True, local=True, most=14):
         sch.unroll(pixel)
 
 
+def as_in_2019(sch, factors=(4, None), start=True):
+    """The loops of lesson 22's old schedule."""
+    i, j, k = sch.get_loops("C")
+    outer, inner = sch.split(j, list(factors))
+    sch.reorder(outer, i, k, inner)
+    sch.parallel(outer)
+    sch.vectorize(inner)
+    if start:
+        sch.decompose_reduction("C", k)
+
+
 def over_channels(channels, height, width, stride):
     """An ordinary convolution with one window for each output channel, in place of a depthwise one."""
     data = te.placeholder((channels, height, width), name="data")
@@ -585,6 +596,7 @@ WRONG = {  # an answer, and words of the message
     ),
     "22.2": (partial(layer, bias_last=True), "Add the bias before the ReLU"),
     "22.3": (lambda x: np.ones((36, 10), "float32"), "scores of 36 pictures"),
+    "22.4": (partial(as_in_2019, factors=(None, 4)), "What does nparts count?"),
     "capstone.1": (
         lambda channels, size, flops, bandwidth: 18 * channels * size**2 / flops,
         "144 channels at 500 GFLOP/s",
@@ -645,6 +657,7 @@ OTHER_MISTAKES = [
     ("20.1", by_product, "Subtract first"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, None), "out_dtype is the type of the sums"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, "float64"), "expected float32, got float64"),
+    ("22.4", partial(as_in_2019, start=False), "expected the sums, and their start, got the sums alone"),
 ]
 
 
@@ -734,6 +747,7 @@ RIGHT = {  # of lessons whose answers `make test` does not run
     "21.2": leaky,
     "22.1": dense,
     "22.2": layer,
+    "22.4": as_in_2019,
 }
 
 

@@ -1,11 +1,14 @@
-"""Exercises of lesson 22: an operator of Relay in Relax, a script in Relay, a script for TVM alone."""
+"""Exercises of lesson 22: an operator of Relay in Relax, a script in Relay, one for TVM alone, an old schedule."""
 
 import sys
 
 import numpy as np
 import torch
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
+
+from tvmfast.core import machine
 
 from .. import digits, models
 from .exercise import agree, exercise, require
@@ -109,3 +112,51 @@ def with_tvm_alone(answer):
         "the scores of 36 pictures",
         'Export tn.models.load("digits") with the shape of x.',
     )
+
+
+def _around(sch: Schedule, block) -> list[tuple[str, int]]:
+    """Return the kind and the extent of each loop around a block, from the outermost in."""
+    loops = (sch.get(loop) for loop in sch.get_loops(block))
+    return [(tirx.ForKind(int(loop.kind)).name.lower(), int(loop.extent)) for loop in loops]
+
+
+@exercise(
+    "22.4",
+    "nparts says how many steps the outer loop has. Where is the sum set to 0?",
+    "split(j, [4, None]), reorder, parallel and vectorize as in the old lines; then decompose_reduction at k.",
+    minutes=20,
+    difficulty=2,
+)
+def old_schedule(answer):
+    """An old schedule in today's calls."""
+    for rows, columns, terms in ((6, 24, 10), (5, 48, 7)):
+        what = f"a product of {rows} by {terms} and {terms} by {columns}"
+        A, B = te.placeholder((rows, terms), name="A"), te.placeholder((terms, columns), name="B")
+        k = te.reduce_axis((0, terms), name="k")
+
+        def element(i, j, A=A, B=B, k=k):
+            return te.sum(A[i, k] * B[k, j], axis=k)
+
+        sch = Schedule(te.create_prim_func([A, B, te.compute((rows, columns), element, name="C")]))
+        answer(sch)
+
+        rng = np.random.default_rng(rows)
+        a = rng.standard_normal((rows, terms), dtype="float32")
+        b = rng.standard_normal((terms, columns), dtype="float32")
+        result = tvm.runtime.tensor(np.full((rows, columns), np.nan, "float32"))
+        tvm.compile(sch.mod, target=machine.host_target())(*map(tvm.runtime.tensor, (a, b)), result)
+        agree(result.numpy(), a @ b, f"the result of {what}", "A schedule must not change the result.")
+
+        blocks = sch.get_child_blocks(sch.get_sblock("root"))
+        kinds = [{axis.iter_type for axis in sch.get(block).iter_vars} for block in blocks]
+        sums = next(block for block, kind in zip(blocks, kinds, strict=True) if tirx.IterVar.CommReduce in kind)
+        wanted = [("parallel", 4), ("serial", rows), ("serial", terms), ("vectorized", columns // 4)]
+        got = _around(sch, sums)
+        do = "Take the old lines one by one: split, the order of the loops, their kinds. What does nparts count?"
+        require(got == wanted, f"the loops around the sums of {what}", wanted, got, do)
+        do = "The old TVM wrote it before the loop over k. Today that is a call, decompose_reduction."
+        require(len(blocks) == 2, f"the blocks of {what}", "the sums, and their start", "the sums alone", do)
+        (start,) = (block for block in blocks if not block.same_as(sums))
+        extents, wanted = [extent for _, extent in _around(sch, start)], [4, rows, columns // 4]
+        do = "Start the sums of one iteration of i: call decompose_reduction with the loop over k."
+        require(extents == wanted, f"the extents of the loops around the start of {what}", wanted, extents, do)
