@@ -114,6 +114,13 @@ def with_tvm_alone(answer):
     )
 
 
+def _product(rows: int, columns: int, terms: int) -> tirx.PrimFunc:
+    A, B = te.placeholder((rows, terms), name="A"), te.placeholder((terms, columns), name="B")
+    k = te.reduce_axis((0, terms), name="k")
+    C = te.compute((rows, columns), lambda i, j: te.sum(A[i, k] * B[k, j], axis=k), name="C")
+    return te.create_prim_func([A, B, C])
+
+
 def _around(sch: Schedule, block) -> list[tuple[str, int]]:
     """Return the kind and the extent of each loop around a block, from the outermost in."""
     loops = (sch.get(loop) for loop in sch.get_loops(block))
@@ -131,13 +138,7 @@ def old_schedule(answer):
     """An old schedule in today's calls."""
     for rows, columns, terms in ((6, 24, 10), (5, 48, 7)):
         what = f"a product of {rows} by {terms} and {terms} by {columns}"
-        A, B = te.placeholder((rows, terms), name="A"), te.placeholder((terms, columns), name="B")
-        k = te.reduce_axis((0, terms), name="k")
-
-        def element(i, j, A=A, B=B, k=k):
-            return te.sum(A[i, k] * B[k, j], axis=k)
-
-        sch = Schedule(te.create_prim_func([A, B, te.compute((rows, columns), element, name="C")]))
+        sch = Schedule(_product(rows, columns, terms))
         answer(sch)
 
         rng = np.random.default_rng(rows)
