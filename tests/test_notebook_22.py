@@ -124,7 +124,9 @@ def test_relay_build_compiles_as_tn_build_does(folder):
 
 def test_the_old_schedule_and_what_today_prints_are_the_same_loops(folder):
     """The lesson's own cells, in a process of its own: the old API stays out of this one."""
-    typed, printed = (source for source in SOURCES if "tvm.create_schedule(C.op)\nsums" in source or "s.today(" in source)
+    typed, printed = (
+        source for source in SOURCES if "tvm.create_schedule(C.op)\nsums" in source or "s.today(" in source
+    )
     done = run(
         folder,
         "-c",

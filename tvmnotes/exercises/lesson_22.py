@@ -150,7 +150,9 @@ def old_schedule(answer):
 
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
         kinds = [{axis.iter_type for axis in sch.get(block).iter_vars} for block in blocks]
-        sums = next(block for block, kind in zip(blocks, kinds, strict=True) if tirx.IterVar.CommReduce in kind)
+        sums = next(
+            block for block, kind in zip(blocks, kinds, strict=True) if tirx.IterVar.CommReduce in kind
+        )
         wanted = [("parallel", 4), ("serial", rows), ("serial", terms), ("vectorized", columns // 4)]
         got = _around(sch, sums)
         do = "Take the old lines one by one: split, the order of the loops, their kinds. What does nparts count?"
@@ -160,4 +162,6 @@ def old_schedule(answer):
         (start,) = (block for block in blocks if not block.same_as(sums))
         extents, wanted = [extent for _, extent in _around(sch, start)], [4, rows, columns // 4]
         do = "Start the sums of one iteration of i: call decompose_reduction with the loop over k."
-        require(extents == wanted, f"the extents of the loops around the start of {what}", wanted, extents, do)
+        require(
+            extents == wanted, f"the extents of the loops around the start of {what}", wanted, extents, do
+        )
