@@ -77,7 +77,7 @@ def measure_rows(name: str = "resnet18", seconds: float = _SECONDS, metaschedule
 
 
 def at_the_limit(lib: Compiled, x: np.ndarray) -> float:
-    """Return the seconds of a run whose kernels all reach the machine's limits; faster ones keep their time."""
+    """Return the seconds of a run whose kernels reach the machine's limits; faster ones keep their time."""
     kernels = profiler.profile(lib, x).kernels.values()
     return sum(min(kernel.limit, kernel.timing.median) for kernel in kernels)
 

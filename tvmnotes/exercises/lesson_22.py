@@ -1,4 +1,4 @@
-"""Exercises of lesson 22: an operator of Relay in Relax, a script in Relay, one for TVM alone, an old schedule."""
+"""Exercises of lesson 22: an operator of Relay in Relax, scripts in Relay and for TVM alone, a schedule."""
 
 import sys
 
@@ -121,6 +121,10 @@ def _product(rows: int, columns: int, terms: int) -> tirx.PrimFunc:
     return te.create_prim_func([A, B, C])
 
 
+def _is_a_sum(block) -> bool:
+    return any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
+
+
 def _around(sch: Schedule, block) -> list[tuple[str, int]]:
     """Return the kind and the extent of each loop around a block, from the outermost in."""
     loops = (sch.get(loop) for loop in sch.get_loops(block))
@@ -130,7 +134,7 @@ def _around(sch: Schedule, block) -> list[tuple[str, int]]:
 @exercise(
     "22.4",
     "nparts says how many steps the outer loop has. Where is the sum set to 0?",
-    "split(j, [4, None]), reorder, parallel and vectorize as in the old lines; then decompose_reduction at k.",
+    "split(j, [4, None]), reorder, parallel, vectorize as in the old lines; then decompose_reduction at k.",
     minutes=20,
     difficulty=2,
 )
@@ -150,12 +154,10 @@ def old_schedule(answer):
 
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
         kinds = [{axis.iter_type for axis in sch.get(block).iter_vars} for block in blocks]
-        sums = next(
-            block for block, kind in zip(blocks, kinds, strict=True) if tirx.IterVar.CommReduce in kind
-        )
+        sums = next(block for block in blocks if _is_a_sum(sch.get(block)))
         wanted = [("parallel", 4), ("serial", rows), ("serial", terms), ("vectorized", columns // 4)]
         got = _around(sch, sums)
-        do = "Take the old lines one by one: split, the order of the loops, their kinds. What does nparts count?"
+        do = "Take the old lines one by one: split, order, kinds of loops. What does nparts count?"
         require(got == wanted, f"the loops around the sums of {what}", wanted, got, do)
         do = "The old TVM wrote it before the loop over k. Today that is a call, decompose_reduction."
         require(len(blocks) == 2, f"the blocks of {what}", "the sums, and their start", "the sums alone", do)
