@@ -153,7 +153,6 @@ def old_schedule(answer):
         agree(result.numpy(), a @ b, f"the result of {what}", "A schedule must not change the result.")
 
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
-        kinds = [{axis.iter_type for axis in sch.get(block).iter_vars} for block in blocks]
         sums = next(block for block in blocks if _is_a_sum(sch.get(block)))
         wanted = [("parallel", 4), ("serial", rows), ("serial", terms), ("vectorized", columns // 4)]
         got = _around(sch, sums)
