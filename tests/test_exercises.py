@@ -135,6 +135,33 @@ def plain_convolution(vectorized):
     return tvm.compile(te.create_prim_func([data, kernel, shift, out]), target=tn.env.host_target())
 
 
+def row_of_pixels(sch, unrolled=True, local=True, most=14):
+    """A schedule of a 1 by 1 convolution with a tile of so many pixels at most."""
+    o, p, c, i, ii = sch.get_loops("conv")
+    points = int(sch.get(p).extent)
+    tile, pixel = sch.split(p, [None, max(n for n in range(1, most + 1) if points % n == 0)])
+    sch.reorder(tile, o, i, ii, pixel, c)
+    if local:
+        sch.reverse_compute_at("out", o)
+        sch.set_scope("conv", 0, "local")
+    sch.vectorize(c)
+    sch.parallel(tile)
+    sch.decompose_reduction("conv", i)
+    if unrolled:
+        sch.unroll(pixel)
+
+
+def as_in_2019(sch, factors=(4, None), start=True):
+    """The loops of lesson 22's old schedule."""
+    i, j, k = sch.get_loops("C")
+    outer, inner = sch.split(j, list(factors))
+    sch.reorder(outer, i, k, inner)
+    sch.parallel(outer)
+    sch.vectorize(inner)
+    if start:
+        sch.decompose_reduction("C", k)
+
+
 def over_channels(channels, height, width, stride):
     """An ordinary convolution with one window for each output channel, in place of a depthwise one."""
     data = te.placeholder((channels, height, width), name="data")
@@ -499,10 +526,7 @@ WRONG = {  # an answer, and words of the message
     "05.2": (any_gate, "x * sigmoid(y)"),
     "05.3": (NamesTheLast, "culprit, where the passes are all right: expected None"),
     "06.1": (lambda pixels, registers: max(0, pixels - registers), "28 pixels with 16 registers"),
-    "06.2": (
-        lambda x, w, b: (w.reshape(64, 256) @ x.reshape(256, -1) + b[:, None]).reshape(1, 64, 56, 56),
-        "apply the ReLU",
-    ),
+    "06.2": (lambda sch: None, "the loops around the sums of 32 to 16 channels on 196 pixels: expected a parallel one"),
     "06.3": (plain_convolution, "packed ones"),
     "07.1": (over_channels, "the result for 3 channels of 6 by 10 with a stride of 1: expected a sum over the window"),
     "07.2": (lambda sch, rows: sch.compute_at("pad", sch.get_loops("conv")[0]), "pad is computed with 4 channels"),
@@ -572,6 +596,7 @@ WRONG = {  # an answer, and words of the message
     ),
     "22.2": (partial(layer, bias_last=True), "Add the bias before the ReLU"),
     "22.3": (lambda x: np.ones((36, 10), "float32"), "scores of 36 pictures"),
+    "22.4": (partial(as_in_2019, factors=(None, 4)), "What does nparts count?"),
     "capstone.1": (
         lambda channels, size, flops, bandwidth: 18 * channels * size**2 / flops,
         "144 channels at 500 GFLOP/s",
@@ -582,6 +607,9 @@ WRONG = {  # an answer, and words of the message
 
 
 OTHER_MISTAKES = [
+    ("06.2", partial(row_of_pixels, unrolled=False), "all unrolled, got some that are not"),
+    ("06.2", partial(row_of_pixels, local=False), "the buffer of the sums of 32 to 16 channels on 196 pixels"),
+    ("06.2", partial(row_of_pixels, most=1), "the sums of a tile of 32 to 16 channels on 196 pixels: expected 4 to 30"),
     ("00.3", lambda n, w: window(n, w, order=False), "innermost loop: expected vectorized, got serial"),
     ("00.3", lambda n, w: None, "Return the Schedule"),
     (
@@ -629,6 +657,7 @@ OTHER_MISTAKES = [
     ("20.1", by_product, "Subtract first"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, None), "out_dtype is the type of the sums"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, "float64"), "expected float32, got float64"),
+    ("22.4", partial(as_in_2019, start=False), "expected the sums, and their start, got the sums alone"),
 ]
 
 
@@ -696,6 +725,7 @@ class Again(PyRunner):
 
 RIGHT = {  # of lessons whose answers `make test` does not run
     "00.3": window,
+    "06.2": row_of_pixels,
     "01.1": lambda module, example, inputs: [n for n, x in enumerate(inputs) if not traces(module, example, x)],
     "01.3": for_any_batch,
     "02.2": largest,
@@ -717,6 +747,7 @@ RIGHT = {  # of lessons whose answers `make test` does not run
     "21.2": leaky,
     "22.1": dense,
     "22.2": layer,
+    "22.4": as_in_2019,
 }
 
 
