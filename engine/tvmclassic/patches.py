@@ -7,7 +7,7 @@ import tvm.rpc
 
 from . import context, targets
 from .modules import TESTING, install_request_hook, load_module
-from .relay import build, ir, transform
+from .relay import build, ir, transform, vm
 from .removed import missing
 
 # Modules whose missing attributes raise an error that says what replaced them.
@@ -22,6 +22,7 @@ def patches() -> list[tuple[object, str, object]]:
         *_targets(),
         *_devices(),
         *_sessions(),
+        *vm.PATCHES,
         (tvm.runtime.Tensor, "asnumpy", tvm.runtime.Tensor.numpy),
         (tvm.runtime.Tensor, "ctx", property(lambda self: self.device)),
         (tvm.runtime.Tensor, "context", property(lambda self: self.device)),
