@@ -11,7 +11,7 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import autotvm, graph_executor, targets
+from . import autotvm, graph_executor, remote, targets
 from .relay import build, frontend, functor, ir, ops, rewrites, testing, transform, ty, vm
 from .removed import StubModule, named
 from .tools import relay_viz, tvmc, tvmc_command
@@ -132,6 +132,8 @@ def spaces() -> dict[str, dict]:
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **autotvm.NAMESPACES,
+        "tvm.autotvm.measure": {**autotvm.NAMESPACES["tvm.autotvm.measure"], **remote.NAMES},
+        "tvm.autotvm.measure.measure_methods": remote.NAMES,
         **tvmc.NAMESPACES,
         **tvmc_command.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),

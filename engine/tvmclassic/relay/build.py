@@ -168,9 +168,10 @@ def load_module(path, fmt: str = "", original=None):
         return ExecutorFactoryModule(runtime.load(folder))
 
 
-def is_library(path) -> bool:
-    """Return whether `export_library` of this package wrote the file."""
-    return Path(path).is_file() and "manifest.json" in _unpack(Path(path))
+def parts_of(path) -> dict[str, bytes]:
+    """Return the files in a library of `export_library`, by name; {} for any other file."""
+    parts = _unpack(Path(path)) if Path(path).is_file() else {}
+    return parts if "manifest.json" in parts else {}
 
 
 _PARTS = (*saved.FILES, "manifest.json")  # library first

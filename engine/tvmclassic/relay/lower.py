@@ -273,7 +273,8 @@ class _Lowering:
         except (ValueError, TypeError, IndexError, tvm.error.InternalError) as error:
             types = [relay_type(arg.ty) for arg in args]
             shapes = ", ".join(map(str, types))
-            kind = ValueError if all(map(is_static, types)) else UnknownType
+            is_known = all(map(is_static, types)) and not call.computed_attrs()
+            kind = ValueError if is_known else UnknownType
             raise kind(f"relay.{op.name}({shapes}): {errors.lines(error)[0]}") from error
 
     def _inlined(self, function: ir.Function, args: list):

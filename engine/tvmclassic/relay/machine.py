@@ -140,7 +140,7 @@ class Machine:
 
     def _with_constants(self, call: ir.Call, scope: dict) -> ir.Call:
         """Return a call whose attributes are known, such as the bounds of a strided_slice."""
-        names = [name for name, value in call.attrs.items() if _is_computed(value)]
+        names = call.computed_attrs()
         arrays = [value.numpy() for value in self.values([call.attrs[name] for name in names], scope)]
         key = (call, *((array.tobytes(), array.shape) for array in arrays))
         if key not in self._settled:
@@ -176,7 +176,7 @@ class Machine:
             case ir.Let():
                 return self.straight(node.body)
             case ir.Call() if isinstance(node.op, ir.Op):
-                return not any(_is_computed(value) for _, value in (node.attrs.items() if node.attrs else ()))
+                return not node.computed_attrs()
             case ir.Call():
                 is_global = isinstance(node.op, tvm.ir.GlobalVar)
                 callee = self.functions.get(node.op.name_hint) if is_global else node.op
@@ -245,10 +245,6 @@ def _variables(scope: dict) -> dict:
 
 def _seen(scope: dict) -> tuple:
     return tuple(node for node in scope if not isinstance(node, ir.Var))
-
-
-def _is_computed(attribute) -> bool:
-    return isinstance(attribute, ir.Expr) and not isinstance(attribute, ir.Constant)
 
 
 def _structure(expr):

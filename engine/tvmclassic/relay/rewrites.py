@@ -105,9 +105,8 @@ class _OfConstants(functor.ExprMutator):
         if isinstance(ty, TensorType) and lower.is_static(ty):
             return ir.const(list(ty.shape), call.attrs.dtype)
         new = self._rebuild(call)
-        attrs = call.attrs.items() if call.attrs else ()
-        is_known = not any(isinstance(v, ir.Expr) and not isinstance(v, ir.Constant) for _, v in attrs)
-        if isinstance(new.op, ir.Op) and is_known and all(map(self._is_constant, new.args)):
+        is_known = isinstance(new.op, ir.Op) and not new.computed_attrs()
+        if is_known and all(map(self._is_constant, new.args)):
             self.found.add(new)
         return new
 

@@ -56,7 +56,7 @@ def sparse_dense(dense_mat, sparse_mat, sparse_lhs: bool = False) -> Call:
 
     Args:
         dense_mat: Matrix, (M, K).
-        sparse_mat: `(data, indices, indptr)`, or a matrix of SciPy with these attributes, of N rows. CSR: data
+        sparse_mat: `(data, indices, indptr)`, or a matrix of SciPy that has these, of N rows. CSR: data
             (nnz,), indices (nnz,), indptr (N + 1,). BSR: data (blocks, height, width), indices (blocks,),
             indptr (N / height + 1,).
         sparse_lhs: Whether the sparse matrix is on the left.
