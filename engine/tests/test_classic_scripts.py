@@ -8,6 +8,7 @@ import struct
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -927,6 +928,36 @@ def test_tvmc_tunes(enabled, tmp_path):
     close(result.outputs["output_0"], reference(net, x))
     with pytest.raises(tvmc.TVMCException, match="expected a tuner of ga, gridsearch, random, xgb"):
         tvmc.tune(model, "llvm", tuner="best")
+
+
+def test_tvmc_hands_a_model_to_the_auto_scheduler(enabled, small_onnx, tmp_path, monkeypatch):
+    from tvm.driver import tvmc
+
+    model = tvmc.load(str(small_onnx), shape_dict={"image": [1, 1, 32, 32]})
+    log = str(tmp_path / "log.json")
+    served, calls = SimpleNamespace(), {}
+    monkeypatch.setitem(sys.modules, "tvm.auto_scheduler", served)
+    with pytest.raises(tvmc.TVMCException, match="Ansor .* was dropped in TVM 0.20; tune without it"):
+        tvmc.tune(model, "llvm", tuning_records=log, enable_autoscheduler=True)
+
+    def told(name, result=None):
+        return lambda *args, **kwargs: calls.update({name: (args, kwargs)}) or result
+
+    served.extract_tasks = told("extract_tasks", (["task"], [3]))
+    served.LocalRunner, served.RPCRunner = told("LocalRunner", "here"), told("RPCRunner", "there")
+    served.RecordToFile, served.TuningOptions = told("RecordToFile", "file"), told("TuningOptions", "options")
+    served.TaskScheduler = told("TaskScheduler", SimpleNamespace(tune=told("tune")))
+    options = {"trials": 20, "early_stopping": 5, "prior_records": "old.json", "number": 2, "repeat": 3, "timeout": 4}
+    assert tvmc.tune(model, "llvm", log, enable_autoscheduler=True, **options) == log
+    assert calls["extract_tasks"] == ((model.mod["main"], model.params, "llvm"), {})
+    assert calls["LocalRunner"] == ((), {"timeout": 4, "number": 2, "repeat": 3, "min_repeat_ms": 0})
+    assert calls["TuningOptions"][1] == {
+        "num_measure_trials": 20, "early_stopping": 5, "runner": "here", "measure_callbacks": ["file"]
+    }  # fmt: skip
+    assert calls["TaskScheduler"] == ((["task"], [3]), {"load_log_file": "old.json"})
+    assert calls["tune"] == (("options",), {}) and calls["RecordToFile"] == ((log,), {})
+    tvmc.tune(model, "llvm", log, enable_autoscheduler=True, hostname="127.0.0.1", port=9190, rpc_key="shelf")
+    assert calls["RPCRunner"][0] == ("shelf", "127.0.0.1", 9190)
 
 
 def test_tvmc_refuses_with_a_sentence(enabled, tmp_path):
