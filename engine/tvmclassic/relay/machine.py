@@ -59,7 +59,7 @@ class Machine:
             match expr:
                 case ir.Function():
                     return Closure(expr, _variables(scope))
-                case ir.Let() if not self.straight(expr):
+                case ir.Let():
                     expr = self._bound(expr, scope)
                 case ir.If():
                     branches = expr.true_branch, expr.false_branch
@@ -165,22 +165,24 @@ class Machine:
         """Return whether an expression is a network: no branch, recursion or function as a value."""
         if expr not in self._straight:
             self._straight[expr] = False  # of a function that calls itself
-            self._straight[expr] = all(map(self._plain, ir.post_order(expr)))
+            self._straight[expr] = all(
+                self.straight(node.body) if isinstance(node, ir.Let) else self._plain(node)
+                for node in ir.post_order(expr)
+            )
         return self._straight[expr]
 
     def _plain(self, node: ir.Expr) -> bool:
-        """Return whether an expression is part of a network if its operands are."""
+        """Return whether an expression in a scope is part of a network if its operands are."""
         match node:
-            case ir.If() | ir.Function():
+            case ir.If() | ir.Function() | ir.Let():
                 return False
-            case ir.Let():
-                return self.straight(node.body)
             case ir.Call() if isinstance(node.op, ir.Op):
                 return not node.computed_attrs()
             case ir.Call():
                 is_global = isinstance(node.op, tvm.ir.GlobalVar)
                 callee = self.functions.get(node.op.name_hint) if is_global else node.op
-                return isinstance(callee, ir.Function) and self.straight(callee.body)
+                is_closed = is_global or (isinstance(callee, ir.Function) and not _around(callee))
+                return isinstance(callee, ir.Function) and is_closed and self.straight(callee.body)
         return True
 
     # ------------------------------------------------------------ networks
@@ -225,18 +227,22 @@ class Machine:
         params: list = []
         known = {node: _variables_of(ty, params) for node, ty in zip(reads, types, strict=True)}
         function = ir.Function(params, ir.substitute(ir.Tuple(exprs), {**self.weights, **known}))
-        to_relax(function, functions=self.functions)  # the types of the results
+        lowered = to_relax(function, functions=self.functions)
         kinds = function.known_ret_type.fields
-        if any(isinstance(kind, TupleType) for kind in kinds):
-            parts = [
-                part
-                for field, kind in zip(function.body.fields, kinds, strict=True)
-                for part in _parts(field, kind)
-            ]
-            function = ir.Function(params, ir.Tuple(parts))
+        if any(isinstance(kind, TupleType) for kind in kinds):  # networks return tensors
+            pairs = zip(function.body.fields, kinds, strict=True)
+            parts = [part for field, kind in pairs for part in _parts(field, kind)]
+            lowered = to_relax(ir.Function(params, ir.Tuple(parts)), functions=self.functions)
         _LOG.debug("a network of %d results, from %s", len(kinds), ", ".join(map(str, types)) or "constants")
-        compiled = self.compiled(*to_relax(function, functions=self.functions))
-        return _Network(compiled, [_kind(kind) for kind in kinds])
+        return _Network(self.compiled(*lowered), [_kind(kind) for kind in kinds])
+
+
+def _around(function: ir.Function) -> set:
+    """Return the variables that a function reads and does not bind."""
+    nodes = ir.post_order(function, ir.all_parts)
+    bound = {node.var for node in nodes if isinstance(node, ir.Let)}
+    bound.update(param for node in nodes if isinstance(node, ir.Function) for param in node.params)
+    return {node for node in nodes if isinstance(node, ir.Var)} - bound
 
 
 def _variables(scope: dict) -> dict:
