@@ -116,6 +116,28 @@ def test_a_pass_that_fails_leaves_the_context_balanced():
     assert heard.events[3:] == ["enter", "exit"]
 
 
+def test_instruments_outside_of_a_context_and_those_that_fail():
+    heard = listener()
+    current = tvm.transform.PassContext.current()
+    current.override_instruments([heard])
+    transform.InferType()(network())
+    current.override_instruments([])
+    transform.InferType()(network())
+    assert heard.events == ["enter", "before InferType", "after InferType", "exit"]
+
+    @tvm.instrument.pass_instrument
+    class Fails:
+        def enter_pass_ctx(self):
+            raise KeyError("enter")
+
+    depth = tvm.transform.PassContext.current().opt_level
+    with pytest.raises(KeyError, match="enter"), tvm.transform.PassContext(opt_level=1, instruments=[heard, Fails()]):
+        pytest.fail("the context is not entered")
+    assert tvm.transform.PassContext.current().opt_level == depth
+    x = relay.var("x", shape=(2,))
+    assert relay.build(tvm.IRModule.from_expr(x + x), "llvm").compiled.opt_level == 3
+
+
 def test_an_instrument_may_skip_a_pass():
     @tvm.instrument.pass_instrument
     class Skips:

@@ -337,16 +337,13 @@ def test_the_debug_executor_evaluates_expressions_and_functions():
     x = relay.var("x")
     assert executor.evaluate(relay.Function([x], x + x))(scalar(4)).numpy() == 8
     a = relay.var("a", shape=(2,))
-    twice, mod = relay.Function([a], a + a), tvm.IRModule()
-    mod["twice"], mod["main"] = twice, relay.Function([a], mod_call(mod, "twice", a))
+    mod = tvm.IRModule()
+    mod["twice"] = relay.Function([a], a + a)
+    mod["main"] = relay.Function([a], mod.get_global_var("twice")(a))
     m = normal(2)
     executor = relay.create_executor("vm", mod, tvm.cpu(), "llvm")
     for program in (None, mod["main"], mod.get_global_var("twice")):
         close(executor.evaluate(program)(m).numpy(), 2 * double(m))
-
-
-def mod_call(mod, name, *args):
-    return relay.Call(mod.get_global_var(name), args)
 
 
 def test_each_opt_level_and_the_compiler_in_steps():

@@ -35,7 +35,12 @@ def opt_level() -> int:
 
 def instruments() -> list:
     """Return the instruments of the innermost active PassContext, which Relay's passes notify too."""
-    return _instruments.get(id(_stack()[-1]), []) if _stack() else []
+    return _instruments.get(_key(), [])
+
+
+def _key() -> int:
+    """Return the key of the innermost active PassContext in `_instruments`; 0 outside of any."""
+    return id(_stack()[-1]) if _stack() else 0
 
 
 def patches() -> list:
@@ -50,16 +55,16 @@ def patches() -> list:
         init(self, **given)
 
     def context_enter(self):
+        entered = enter(self)  # an instrument may raise an error
         _entered.stack = [*_stack(), self]
-        return enter(self)
+        return entered
 
     def context_leave(self, *error):
         _entered.stack = _stack()[:-1]
         return leave(self, *error)
 
     def override_instruments(self, new):
-        if _stack():
-            _instruments[id(_stack()[-1])] = list(new or ())
+        _instruments[_key()] = list(new or ())
         return override(self, new or [])
 
     return [

@@ -166,6 +166,10 @@ def turned(data, source: str, wanted: str):
         raise ValueError(f"expected a layout of the axes {''.join(whole)}, got {wanted}")
     if source == wanted:
         return data
+    if len(before) == len(after) == len(whole):
+        return R.permute_dims(data, [source.index(axis) for axis in wanted])
+    if isinstance(data, tvm.ir.Call):
+        data = relax.BlockBuilder.current().emit(data)  # a variable knows its shape
     shape, order = known_shape(data), []
     sizes, axes = [], {}  # of the blocks that are wanted, one after another; their positions, by axis
     for letter in whole:
@@ -179,8 +183,6 @@ def turned(data, source: str, wanted: str):
         order += parts
         axes[letter] = [*range(len(sizes), len(sizes) + 1 + len(factors))]
         sizes += [size // math.prod(factors), *factors]
-    if len(order) == len(sizes) == len(whole):
-        return R.permute_dims(data, [source.index(axis) for axis in wanted])
     data = R.reshape(R.permute_dims(data, order), sizes)
     blocks = {letter: iter(positions[1:]) for letter, positions in axes.items()}
     return R.permute_dims(
