@@ -705,27 +705,28 @@ def test_a_library_for_another_machine_needs_a_cross_compiler(enabled, small_lib
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("name", ["net.tar", "net.so"])
-def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, name):
+def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, capfd):
     from tvm import autotvm, relay
     from tvm.contrib import graph_executor
 
     lib, x, wanted = small_lib
-    lib.export_library(tmp_path / name)
     with Cluster(tmp_path, tvms_own=True) as cluster:
         cluster.serve("one", key="shelf", module="tvm.exec.rpc_server")
         assert autotvm.measure.check_remote("llvm", "shelf", "127.0.0.1", cluster.port)
         assert not autotvm.measure.check_remote("llvm", "attic", "127.0.0.1", cluster.port)
         remote = autotvm.measure.request_remote("shelf", "127.0.0.1", cluster.port, timeout=300)
-        remote.upload(str(tmp_path / name))
-        loaded, dev = remote.load_module(name), remote.cpu(0)
-        module = graph_executor.GraphModule(loaded["default"](dev))
-        for sign in (1, -1):
-            module.set_input("image", tvm.nd.array(sign * x, dev))
-            module.run()
-            here = graph_executor.GraphModule(lib["default"](tvm.cpu()))
-            here.run(image=sign * x)
-            np.testing.assert_array_equal(module.get_output(0).numpy(), here.get_output(0).numpy())
+        dev = remote.cpu(0)
+        for name in ("net.tar", "net.so"):
+            lib.export_library(tmp_path / name)
+            remote.upload(str(tmp_path / name))
+            loaded = remote.load_module(name)
+            module = graph_executor.GraphModule(loaded["default"](dev))
+            for sign in (1, -1):
+                module.set_input("image", tvm.nd.array(sign * x, dev))
+                module.run()
+                here = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+                here.run(image=sign * x)
+                np.testing.assert_array_equal(module.get_output(0).numpy(), here.get_output(0).numpy())
         assert module.get_output(0).device == dev
         times = module.module.time_evaluator("run", dev, number=2, repeat=3)()
         assert len(times.results) == 3 and min(times.results) > 0
@@ -734,6 +735,10 @@ def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, 
         again.set_input(**lib.get_params())
         again.run()
         close(again.get_output(0).numpy(), wanted)
+        name, bias = next((name, array) for name, array in lib.get_params().items() if array.shape[-1] == 5)
+        again.set_input(name, 2 * bias.numpy())
+        again.run()
+        assert not np.array_equal(again.get_output(0).numpy(), module.get_output(0).numpy())
 
         a = relay.var("a", shape=(4, 6))
         two = relay.build(tvm.IRModule.from_expr(relay.split(a, 2).astuple()), "llvm")
@@ -746,6 +751,7 @@ def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, 
             np.testing.assert_array_equal(module.get_output(n).numpy(), rows[2 * n : 2 * n + 2])
         with pytest.raises(NotImplementedError, match="debug executor on a remote device"):
             tvm.contrib.debugger.debug_executor.create(two.get_graph_json(), remote.load_module("halves.so"), dev).run()
+    assert "saving param" not in capfd.readouterr().out
 
 
 def test_relay_backends(enabled):

@@ -162,7 +162,7 @@ class GraphModule:
         `number` calls and `min_repeat_ms` milliseconds, in seconds per call. On a GPU, the time ends when it
         has finished the last call.
         """
-        remotely = getattr(self._compiled, "timed", None)
+        remotely = getattr(self._compiled, "time_remotely", None)
         if func_name == "run" and remotely:
             values = [self._value(name) for name in self._specs()]
             return lambda: remotely(values, self._params, number, repeat, min_repeat_ms)

@@ -8,12 +8,16 @@ The server needs TVM alone. The machine code is uploaded; the graph stays here, 
 to the server when the library is loaded there.
 """
 
+import contextlib
+import io
 import json
 import os
+import tempfile
 import weakref
 
 import tvm
 import tvm.rpc
+from tvm.contrib import tvmjs
 from tvm.runtime.module import BenchmarkResult
 
 from tvmfast.core.compat import start_machine
@@ -27,31 +31,58 @@ _uploaded: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by session
 
 
 class _Remote(Compiled):
-    """A network whose virtual machine, inputs and outputs are on another machine."""
+    """A network whose virtual machine, inputs and outputs are on another machine.
+
+    A tensor arrives there as memory only, which `set_input` of the machine copies. Parameters, which it takes
+    as an array of tensors, become one there: they are uploaded as files, and read.
+    """
 
     def __init__(self, session, module, parts: dict[str, bytes]):
         manifest, graph = json.loads(parts["manifest.json"]), json.loads(parts["graph.json"])
         self.opt_level, self._build_info = manifest["opt_level"], saved.build_info_in(manifest)
         self.device, self.variants, self._library = session.cpu(), [], b""
         self._describe(graph, dict(tvm.runtime.load_param_dict(parts["params.bin"]).items()))
+        self._session = session
         self._machine = start_machine(module, tvm.cpu().dlpack_device_type())
-        self._main = self._machine["main"]
-        self._list, self._item = map(session.get_function, ("ffi.Array", "ffi.ArrayGetItem"))
-        self.params = {name: array.copyto(self.device) for name, array in self.params.items()}
+        self._weights = {}, self._array(self.params)  # the replaced parameters, and all of them there
+
+    def _array(self, params: dict):
+        """Return the parameters as an array on the other machine."""
+        call = self._session.get_function
+        if params:
+            with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+                arrays = {f"param_{n}": tensor.numpy() for n, tensor in enumerate(params.values())}
+                tvmjs.dump_tensor_cache(arrays, folder, encode_format="raw")
+                files = os.listdir(folder)
+                for name in files:
+                    self._session.upload(os.path.join(folder, name))
+            call("vm.builtin.tensor_cache.load")(call("tvm.rpc.server.workpath")(""), 1, 0)
+            for name in files:
+                self._session.remove(name)
+        array = call("vm.builtin.param_array_from_cache")("param", len(params))
+        call("vm.builtin.tensor_cache.clear")()
+        return array
+
+    def _set(self, values: list, params: dict | None) -> None:
+        """Copy inputs, and parameters that have changed, to the machine."""
+        if self._weights[0] != (params or {}):
+            self._weights = dict(params or {}), self._array({**self.params, **(params or {})})
+        self._machine["set_input"]("main", *values, self._weights[1])
 
     def run(self, values, params=None, held=None):
         """Run the network on tensors of the other machine; return its outputs, which stay there."""
-        result = self._main(*values, self._list(*{**self.params, **(params or {})}.values()))
-        if not self.graph["tuple"]:
-            return [result]
-        return [self._item(result, n) for n in range(len(self.outputs))]
+        self._set(values, params)
+        self._machine["invoke_stateful"]("main")
+        places = [(n,) for n in range(len(self.outputs))] if self.graph["tuple"] else [()]
+        return [self._machine["get_output"]("main", *place) for place in places]
 
-    def timed(self, values, params, number: int, repeat: int, min_repeat_ms: float) -> BenchmarkResult:
+    def time_remotely(
+        self, values, params, number: int, repeat: int, min_repeat_ms: float
+    ) -> BenchmarkResult:
         """Time runs on the other machine, without the way to it."""
-        weights = self._list(*{**self.params, **params}.values())
-        self._machine["save_function"]("main", "timed", 0, *values, weights)
+        self._set(values, params)
         options = {"number": number, "repeat": repeat, "min_repeat_ms": int(min_repeat_ms)}
-        return self._machine.time_evaluator("timed", self.device, **options)()
+        return self._machine.time_evaluator("invoke_stateful", self.device, **options)("main")
 
     def instrumented(self, _instrument):
         """Refuse to time kernels, which is done in the process that runs them."""
