@@ -8,6 +8,7 @@ import struct
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ import torch
 import tvm
 import tvm_ffi
 from agreement import close, reference
+from rpc_cluster import Cluster
 from testing import SEED, sampled
 
 import tvmclassic
@@ -237,6 +239,7 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
         ("contrib.graph_executor.GraphModul", "near names: GraphModule"),
         ("autoscheduler", "no tvm.autoscheduler"),
         ("auto_scheduler.SearchTsk", "near names: SearchTask"),
+        ("target.datatype", r"tvm\.target\.datatype: custom datatypes are no longer in TVM"),
         ("micro", r"microTVM was dropped in TVM 0\.\d+"),
         ("te.hybrid", r"tvm\.te\.hybrid: hybrid script was dropped"),
         ("target.mali", r"no tvm\.target\.mali"),
@@ -688,8 +691,7 @@ def test_a_local_session_loads_what_was_uploaded(enabled, small_lib, tmp_path):
 
 @pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="needs a target that is not this machine")
 def test_a_library_for_another_machine_needs_a_cross_compiler(enabled, small_lib, tmp_path, monkeypatch):
-    from tvm import relay, rpc
-    from tvm.rpc.client import RPCSession
+    from tvm import relay
 
     mod = tvm.IRModule.from_expr(relay.nn.relu(relay.var("x", shape=(4,))))
     lib = relay.build(mod, tvm.target.arm_cpu("rk3399"))
@@ -700,11 +702,56 @@ def test_a_library_for_another_machine_needs_a_cross_compiler(enabled, small_lib
         bare.setenv("PATH", "")
         lib.export_library(tmp_path / "net.tar")
     assert os.listdir(tmp_path) == []
-    small_lib[0].export_library(tmp_path / "net.tar")
-    session = RPCSession.__new__(RPCSession)  # of no server: the refusal comes before anything is sent
-    assert not isinstance(session, rpc.LocalSession)
-    with pytest.raises(NotImplementedError, match="not over RPC"):
-        session.upload(str(tmp_path / "net.tar"))
+
+
+@pytest.mark.alone
+def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, capfd):
+    from tvm import autotvm, relay
+    from tvm.contrib import graph_executor
+
+    lib, x, wanted = small_lib
+    with Cluster(tmp_path, tvms_own=True) as cluster:
+        cluster.serve("one", key="shelf", module="tvm.exec.rpc_server")
+        assert autotvm.measure.check_remote("llvm", "shelf", "127.0.0.1", cluster.port)
+        assert not autotvm.measure.check_remote("llvm", "attic", "127.0.0.1", cluster.port)
+        remote = autotvm.measure.request_remote("shelf", "127.0.0.1", cluster.port, timeout=300)
+        dev = remote.cpu(0)
+        for name in ("net.tar", "net.so"):
+            lib.export_library(tmp_path / name)
+            remote.upload(str(tmp_path / name))
+            loaded = remote.load_module(name)
+            module = graph_executor.GraphModule(loaded["default"](dev))
+            for sign in (1, -1):
+                module.set_input("image", tvm.nd.array(sign * x, dev))
+                module.run()
+                here = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+                here.run(image=sign * x)
+                np.testing.assert_array_equal(module.get_output(0).numpy(), here.get_output(0).numpy())
+        assert module.get_output(0).device == dev
+        times = module.module.time_evaluator("run", dev, number=2, repeat=3)()
+        assert len(times.results) == 3 and min(times.results) > 0
+        again = graph_executor.create(lib.get_graph_json(), loaded, dev)
+        again.set_input("image", x)
+        again.set_input(**lib.get_params())
+        again.run()
+        close(again.get_output(0).numpy(), wanted)
+        name, bias = next((name, array) for name, array in lib.get_params().items() if array.shape[-1] == 5)
+        again.set_input(name, 2 * bias.numpy())
+        again.run()
+        assert not np.array_equal(again.get_output(0).numpy(), module.get_output(0).numpy())
+
+        a = relay.var("a", shape=(4, 6))
+        two = relay.build(tvm.IRModule.from_expr(relay.split(a, 2).astuple()), "llvm")
+        two.export_library(tmp_path / "two.so")
+        remote.upload(str(tmp_path / "two.so"), "halves.so")
+        module = graph_executor.GraphModule(remote.load_module("halves.so")["default"](dev))
+        rows = np.arange(24, dtype="float32").reshape(4, 6)
+        module.run(a=rows)
+        for n in range(2):
+            np.testing.assert_array_equal(module.get_output(n).numpy(), rows[2 * n : 2 * n + 2])
+        with pytest.raises(NotImplementedError, match="debug executor on a remote device"):
+            tvm.contrib.debugger.debug_executor.create(two.get_graph_json(), remote.load_module("halves.so"), dev).run()
+    assert "saving param" not in capfd.readouterr().out
 
 
 def test_relay_backends(enabled):
@@ -756,6 +803,19 @@ def test_relay_viz_draws_a_tree(enabled, capsys):
     assert "Var(Input) (name_hint: x, shape: (1, 3, 8, 8), dtype: float32)" in lines[2]
     assert "Var(Param) (name_hint: w" in lines[3]
     assert "kernel_size: [3, 3]" in lines[7]
+
+
+def test_relay_viz_draws_what_has_no_types(enabled, capsys):
+    from tvm import relay
+    from tvm.contrib import relay_viz
+
+    x, y = relay.var("x"), relay.var("y", shape=(relay.Any(), 3))
+    flag = relay.var("flag", shape=(), dtype="bool")
+    mod = tvm.IRModule.from_expr(relay.If(flag, x + y, y))
+    relay_viz.RelayVisualizer(mod, plotter=relay_viz.TermPlotter()).render()
+    printed = capsys.readouterr().out
+    assert "Var(Input) (name_hint: x, type: unknown)" in printed and "shape: (?, 3)" in printed
+    assert "If" in printed and "Call add" in printed
 
 
 def test_relay_viz_writes_dot(enabled, tmp_path):
@@ -874,6 +934,36 @@ def test_tvmc_tunes(enabled, tmp_path):
     close(result.outputs["output_0"], reference(net, x))
     with pytest.raises(tvmc.TVMCException, match="expected a tuner of ga, gridsearch, random, xgb"):
         tvmc.tune(model, "llvm", tuner="best")
+
+
+def test_tvmc_hands_a_model_to_the_auto_scheduler(enabled, small_onnx, tmp_path, monkeypatch):
+    from tvm.driver import tvmc
+
+    model = tvmc.load(str(small_onnx), shape_dict={"image": [1, 1, 32, 32]})
+    log = str(tmp_path / "log.json")
+    served, calls = SimpleNamespace(), {}
+    monkeypatch.setitem(sys.modules, "tvm.auto_scheduler", served)
+    with pytest.raises(tvmc.TVMCException, match="Ansor .* was dropped in TVM 0.20; tune without it"):
+        tvmc.tune(model, "llvm", tuning_records=log, enable_autoscheduler=True)
+
+    def told(name, result=None):
+        return lambda *args, **kwargs: calls.update({name: (args, kwargs)}) or result
+
+    served.extract_tasks = told("extract_tasks", (["task"], [3]))
+    served.LocalRunner, served.RPCRunner = told("LocalRunner", "here"), told("RPCRunner", "there")
+    served.RecordToFile, served.TuningOptions = told("RecordToFile", "file"), told("TuningOptions", "options")
+    served.TaskScheduler = told("TaskScheduler", SimpleNamespace(tune=told("tune")))
+    options = {"trials": 20, "early_stopping": 5, "prior_records": "old.json", "number": 2, "repeat": 3, "timeout": 4}
+    assert tvmc.tune(model, "llvm", log, enable_autoscheduler=True, **options) == log
+    assert calls["extract_tasks"] == ((model.mod["main"], model.params, "llvm"), {})
+    assert calls["LocalRunner"] == ((), {"timeout": 4, "number": 2, "repeat": 3, "min_repeat_ms": 0})
+    assert calls["TuningOptions"][1] == {
+        "num_measure_trials": 20, "early_stopping": 5, "runner": "here", "measure_callbacks": ["file"]
+    }  # fmt: skip
+    assert calls["TaskScheduler"] == ((["task"], [3]), {"load_log_file": "old.json"})
+    assert calls["tune"] == (("options",), {}) and calls["RecordToFile"] == ((log,), {})
+    tvmc.tune(model, "llvm", log, enable_autoscheduler=True, hostname="127.0.0.1", port=9190, rpc_key="shelf")
+    assert calls["RPCRunner"][0] == ("shelf", "127.0.0.1", 9190)
 
 
 def test_tvmc_refuses_with_a_sentence(enabled, tmp_path):

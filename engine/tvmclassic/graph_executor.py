@@ -162,24 +162,11 @@ class GraphModule:
         `number` calls and `min_repeat_ms` milliseconds, in seconds per call. On a GPU, the time ends when it
         has finished the last call.
         """
-        function = self[func_name]
-
-        def evaluate(*args):
-            function(*args)
-            self._device.sync()
-            results = []
-            for _ in range(repeat):
-                calls, spent = 0, 0.0  # spent: seconds
-                while calls < number or 1e3 * spent < min_repeat_ms:
-                    start = time.perf_counter()
-                    for _ in range(number):
-                        function(*args)
-                    self._device.sync()
-                    spent, calls = spent + time.perf_counter() - start, calls + number
-                results.append(spent / calls)
-            return BenchmarkResult(results)
-
-        return evaluate
+        remotely = getattr(self._compiled, "time_remotely", None)
+        if func_name == "run" and remotely:
+            values = [self._value(name) for name in self._specs()]
+            return lambda: remotely(values, self._params, number, repeat, min_repeat_ms)
+        return timed(self[func_name], self._device, number, repeat, min_repeat_ms)
 
     def benchmark(
         self, device=None, func_name="run", repeat=5, number=5, min_repeat_ms=None, end_to_end=False, **inputs
@@ -203,6 +190,27 @@ class GraphModule:
 
     def __repr__(self) -> str:
         return f"GraphModule({self._compiled!r})"
+
+
+def timed(function, device, number=10, repeat=1, min_repeat_ms=0):
+    """Return a function that times calls of `function`, as `GraphModule.time_evaluator` does."""
+
+    def evaluate(*args):
+        function(*args)
+        device.sync()
+        results = []
+        for _ in range(repeat):
+            calls, spent = 0, 0.0  # spent: seconds
+            while calls < number or 1e3 * spent < min_repeat_ms:
+                start = time.perf_counter()
+                for _ in range(number):
+                    function(*args)
+                device.sync()
+                spent, calls = spent + time.perf_counter() - start, calls + number
+            results.append(spent / calls)
+        return BenchmarkResult(results)
+
+    return evaluate
 
 
 class GraphModuleDebug(GraphModule):

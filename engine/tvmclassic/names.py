@@ -15,7 +15,7 @@ from IPython.display import HTML
 from pandas.io.formats.style import Styler
 
 from . import graph_executor, modules, patches, removed
-from .relay import build, ops, transform
+from .relay import build, ops, transform, vm
 
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
 _ABOUT = {
@@ -36,7 +36,9 @@ _OURS = {
     graph_executor.GraphModule: "GraphModule",
     graph_executor.GraphModuleDebug: "GraphModuleDebug",
     build.ExecutorFactoryModule: "lib",
-    build.Executor: "GraphExecutor",
+    vm.Executor: "GraphExecutor",
+    vm.Executable: "tvm.runtime.vm.Executable",
+    vm.VirtualMachine: "tvm.runtime.vm.VirtualMachine",
 }
 _TVMS = {
     tvm.target.Target: "tvm.target.Target",

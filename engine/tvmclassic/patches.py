@@ -5,9 +5,9 @@ import inspect
 import tvm
 import tvm.rpc
 
-from . import context, targets
+from . import context, remote, targets
 from .modules import TESTING, install_request_hook, load_module
-from .relay import build, ir, transform
+from .relay import ir, transform, vm
 from .removed import missing
 from .te import names as te_names
 
@@ -22,8 +22,9 @@ def patches() -> list[tuple[object, str, object]]:
         *context.patches(),
         *_targets(),
         *_devices(),
-        *_sessions(),
         *te_names.patches(),
+        *remote.patches(),
+        *vm.PATCHES,
         (tvm.runtime.Tensor, "asnumpy", tvm.runtime.Tensor.numpy),
         (tvm.runtime.Tensor, "ctx", property(lambda self: self.device)),
         (tvm.runtime.Tensor, "context", property(lambda self: self.device)),
@@ -113,7 +114,7 @@ def _modules() -> list:
     ]
 
 
-# ---------------------------------------------------------------- targets, devices, sessions
+# ---------------------------------------------------------------- targets, devices
 
 
 def _targets() -> list:
@@ -143,25 +144,4 @@ def _devices() -> list:
         (tvm, "gpu", tvm.cuda),
         (tvm, "cl", tvm.opencl),
         (tvm, "mtl", tvm.metal),
-    ]
-
-
-def _sessions() -> list:
-    remote_load, upload = tvm.rpc.LocalSession.load_module, tvm.rpc.RPCSession.upload
-
-    def load_uploaded(self, path):
-        """Load a library of relay.build or of current TVM in a session that runs in this process."""
-        return build.load_module(self._temp.relpath(path), original=lambda _: remote_load(self, path))
-
-    def upload_what_runs_there(self, data, target=None):
-        if not isinstance(self, tvm.rpc.LocalSession) and isinstance(data, str) and build.is_library(data):
-            raise NotImplementedError(
-                "remote.upload: a library of relay.build runs in the process that loads it, not over RPC; "
-                "copy the file to the other machine and run the script there"
-            )
-        return upload(self, data, target)
-
-    return [
-        (tvm.rpc.RPCSession, "upload", upload_what_runs_there),
-        (tvm.rpc.LocalSession, "load_module", load_uploaded),
     ]

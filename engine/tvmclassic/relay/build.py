@@ -1,4 +1,4 @@
-"""`relay.build` and its library, which also unpacks into graph, lib and params; `relay.create_executor`."""
+"""`relay.build` and its library, which also unpacks into graph, lib and params."""
 
 import json
 import shutil
@@ -7,7 +7,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import tvm
 
 from tvmfast.compiler import build as compiler
@@ -20,7 +19,6 @@ from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_o
 from ..targets import for_build, runs_on
 from . import ir
 from .lower import to_relax
-from .ty import TensorType
 
 
 def build(
@@ -43,9 +41,15 @@ def build(
     if isinstance(executor, dict):  # the position of params until TVM 0.8
         params = executor
     mod, weights = relax_of(ir_mod, params)
-    target = compiler.resolve_target(for_build(target, target_host), kinds=("llvm", "cuda"))
+    return ExecutorFactoryModule(builder(target, target_host)(mod, weights), mod_name, ir_mod)
+
+
+def builder(target=None, host=None):
+    """Return a function that compiles `(IRModule, params)` as the current contexts say, also later."""
+    target = compiler.resolve_target(for_build(target, host), kinds=("llvm", "cuda"))
     records = apply_best.get().lookup(target) if apply_best.get() else None
-    return ExecutorFactoryModule(compiler.build(mod, weights, target, opt_level(), records), mod_name, ir_mod)
+    level = opt_level()
+    return lambda mod, weights: compiler.build(mod, weights, target, level, records)
 
 
 def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
@@ -164,9 +168,10 @@ def load_module(path, fmt: str = "", original=None):
         return ExecutorFactoryModule(runtime.load(folder))
 
 
-def is_library(path) -> bool:
-    """Return whether `export_library` of this package wrote the file."""
-    return Path(path).is_file() and "manifest.json" in _unpack(Path(path))
+def parts_of(path) -> dict[str, bytes]:
+    """Return the files in a library of `export_library`, by name; {} for any other file."""
+    parts = _unpack(Path(path)) if Path(path).is_file() else {}
+    return parts if "manifest.json" in parts else {}
 
 
 _PARTS = (*saved.FILES, "manifest.json")  # library first
@@ -184,57 +189,6 @@ def _unpack(file: Path) -> dict[str, bytes]:
     if "manifest.json" in parts:
         parts["lib.so"] = file.read_bytes()[: json.loads(parts["manifest.json"])["files"]["lib.so"]["size"]]
     return parts
-
-
-# ---------------------------------------------------------------- create_executor
-
-
-class Executor:
-    """The result of `relay.create_executor`: `evaluate()` returns the program as a Python function."""
-
-    def __init__(self, kind="graph", mod=None, device=None, target=None, params=None):
-        if kind not in ("graph", "vm", "debug", "aot"):
-            raise ValueError(f"create_executor: expected the kind graph, vm, aot or debug; got {kind!r}")
-        self.mod, self.target, self.device = mod, target, device
-        self.params = params
-
-    def evaluate(self, expr=None, binds=None):
-        """Return the program, or `expr`, as a function of its inputs; without inputs, compute its value."""
-        program = self.mod if expr is None or isinstance(expr, tvm.ir.GlobalVar) else expr
-        if isinstance(program, ir.Expr) and not isinstance(program, ir.Function):
-            program = ir.Function(ir.free_vars(program), program)
-            if not program.params or binds:
-                named = {v.name_hint: array for v, array in (binds or {}).items()}
-                return self._function(program)(**named)
-        return self._function(program)
-
-    def _function(self, program):
-        main = program["main"] if isinstance(program, ir.IRModule) else program
-        level = opt_level()
-        libraries = {}  # "lib", from the first run on
-
-        def run(*args, **kwargs):
-            names = [param.name_hint for param in main.params]
-            arrays = {**dict(zip(names, args, strict=False)), **(self.params or {}), **kwargs}
-            for param in main.params:  # a missing type is taken from the argument
-                if param.type_annotation is None and param.name_hint in arrays:
-                    array = arrays[param.name_hint]
-                    array = array if hasattr(array, "shape") else np.asarray(array)
-                    param.type_annotation = TensorType(array.shape, array.dtype)
-            if "lib" not in libraries:
-                with tvm.transform.PassContext(opt_level=level):
-                    libraries["lib"] = build(program, self.target, params=self.params)
-            module = libraries["lib"]["default"](self.device)
-            module.run(**arrays)
-            outputs = [module.get_output(i) for i in range(module.get_num_outputs())]
-            return outputs if libraries["lib"].compiled.graph["tuple"] else outputs[0]
-
-        return run
-
-
-def create_executor(kind="graph", mod=None, device=None, target="llvm", params=None, ctx=None) -> Executor:
-    """`relay.create_executor(kind, mod=…, device=…, target=…).evaluate()(x)`."""
-    return Executor(kind, mod, device or ctx, target, params)
 
 
 def optimize(mod, target=None, params=None):

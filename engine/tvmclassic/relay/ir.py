@@ -160,6 +160,11 @@ class Call(Expr):
         """List operator and arguments."""
         return [self.op, *self.args]
 
+    def computed_attrs(self) -> list[str]:
+        """List the names of the attributes that are expressions to evaluate, such as an arange's stop."""
+        values = self.attrs.items() if self.attrs else ()
+        return [name for name, v in values if isinstance(v, Expr) and not isinstance(v, Constant)]
+
     def operands(self) -> list[Expr]:
         """List the arguments, and a callee that is computed."""
         return self.args if isinstance(self.op, Op | Function | tvm.ir.GlobalVar) else self.children()
@@ -241,7 +246,7 @@ class Let(Expr):
 
 
 class If(Expr):
-    """A conditional. It can be constructed and printed, but not built: see `lower`."""
+    """A conditional, which `relay.vm` runs."""
 
     parts = ("cond", "true_branch", "false_branch")
 

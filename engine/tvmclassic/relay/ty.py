@@ -52,7 +52,7 @@ class FuncType:
 
 
 class Any:
-    """An axis length known only at run time. It can be constructed, but not built."""
+    """An axis of any length, known when the program runs."""
 
     def __repr__(self) -> str:
         return "?"

@@ -5,9 +5,10 @@ arithmetic  elementwise operators and reductions; Python's operators on expressi
 image       pooling, padding, resizing, depth to space and back
 nn          convolutions, matrix products, normalizations, activations, cross entropy
 shapes      shapes, slices, indices, order
+sparse      products with sparse matrices
 """
 
-from . import arithmetic, image, nn, shapes
+from . import arithmetic, image, nn, shapes, sparse
 from .operator import OPERATORS, Operator, module
 
-__all__ = ["OPERATORS", "Operator", "arithmetic", "image", "module", "nn", "shapes"]
+__all__ = ["OPERATORS", "Operator", "arithmetic", "image", "module", "nn", "shapes", "sparse"]

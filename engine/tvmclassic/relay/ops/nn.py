@@ -34,14 +34,15 @@ def _convolution(name):
 
     def body(data, weight, /, **attrs):
         a = Attrs(attrs)
-        if not transposed:
+        blocked = any(map(str.isdigit, a.data_layout + a.kernel_layout + a.out_layout))
+        if not transposed and not blocked:
             window, layouts = (a.strides, a.padding, a.dilation), (a.data_layout, a.kernel_layout)
             return function(
                 data, weight, *window, a.groups, *layouts, a.out_layout or None, a.out_dtype or None
             )
-        # Relax lowers one layout only.
+        # Relax lowers one layout only, of transposed ones and of those that a script has blocked.
         data, weight = turned(data, a.data_layout, layout), turned(weight, a.kernel_layout, kernel)
-        window = a.strides, a.padding, a.output_padding, a.dilation
+        window = (a.strides, a.padding, *([a.output_padding] if transposed else []), a.dilation)
         result = function(data, weight, *window, a.groups, layout, kernel, None, a.out_dtype or None)
         return turned(result, layout, a.out_layout or a.data_layout)
 

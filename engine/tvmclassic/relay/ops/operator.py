@@ -15,7 +15,7 @@ from tvm.relax import op as R
 
 from tvmfast.core.relax import static_shape
 
-from ..ir import Call, Expr, Op, TupleWrapper, as_expr
+from ..ir import Call, Constant, Expr, Op, TupleWrapper, as_expr
 
 OPERATORS: dict[str, "Operator"] = {}
 
@@ -144,4 +144,6 @@ def axis_list(axis):
 
 def numbers_of(value) -> list:
     """Return the elements of an attribute that may be a constant expression, as a flat list."""
+    if isinstance(value, Expr) and not isinstance(value, Constant):
+        raise ValueError("expected constants as its attributes; relay.vm runs programs that compute them")
     return np.ravel(value.data.numpy() if isinstance(value, Expr) else value).tolist()
