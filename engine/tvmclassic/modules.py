@@ -12,7 +12,7 @@ from tvm.contrib.download import download
 from tvmfast.core import data
 
 from . import autotvm, graph_executor, targets
-from .relay import build, frontend, functor, ir, ops, testing, transform, ty
+from .relay import build, frontend, functor, ir, ops, quantize, testing, transform, ty
 from .removed import StubModule, named
 from .tools import relay_viz, tvmc, tvmc_command
 
@@ -46,7 +46,7 @@ def modules() -> dict[str, StubModule]:
 
 def spaces() -> dict[str, dict]:
     """Return the contents of each old module: {module name: {attribute name: value}}."""
-    nn, image = ops.module("nn."), ops.module("image.")
+    nn, image, qnn = ops.module("nn."), ops.module("image."), ops.module("qnn.")
     exprs = named(
         ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const"
     )
@@ -99,6 +99,10 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.nn": nn,
         "tvm.relay.image": image,
         "tvm.relay.annotation": ops.module("annotation."),
+        "tvm.relay.qnn": qnn,
+        "tvm.relay.qnn.op": {**qnn, "requantize_config": ops.qnn.requantize_config},
+        "tvm.relay.qnn.transform": transform.QNN,
+        "tvm.relay.quantize": quantize.NAMES,
         "tvm.relay.op": {"get": _operator, "Op": ir.Op, **ops.module("")},
         "tvm.relay.op.nn": nn,
         "tvm.relay.op.image": image,

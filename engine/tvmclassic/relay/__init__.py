@@ -10,6 +10,7 @@ frontend       `relay.frontend`: the frontends
 transform      `relay.transform`: passes
 rewrites       the passes that Relax lacks
 build          `relay.build` and its library, `relay.create_executor`
+quantize       `relay.quantize`: networks of float32 as such of int8
 functor        `relay.expr_functor`: visitors; `relay.ScopeBuilder`
 networks       the networks of `relay.testing`
 testing        `relay.testing`
