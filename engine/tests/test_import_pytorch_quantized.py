@@ -201,7 +201,7 @@ def test_a_dynamic_lstm_is_refused_by_its_name():
 def test_wrong_inputs_of_a_quantized_module():
     x = seeded((2, 3, 12, 12), 5)
     net = quantized(Network(), x, fused=FUSED)
-    with pytest.raises(ValueError, match=r"the network does not take x: float32\[2, 4, 12, 12\]|does not take"):
+    with pytest.raises(ValueError, match="the network does not take"):
         from_pytorch(net, {"x": (2, 4, 12, 12)})
 
 

@@ -209,7 +209,7 @@ def _convolution(transposed: bool):
     layouts = {"data_layout": "NCHW", "kernel_layout": kernel, "out_layout": ""}
     sizes = ("channels", "kernel_size") if transposed else ("kernel_size", "channels")
     if transposed:
-        attributes = {**window, **dict.fromkeys(sizes), "groups": 1, **layouts, "output_padding": (0, 0)}
+        attributes = {**window, "groups": 1, **dict.fromkeys(sizes), **layouts, "output_padding": (0, 0)}
     else:
         attributes = {**dict.fromkeys(sizes, NEEDED), **window, "groups": 1, **layouts}
 
@@ -346,12 +346,13 @@ _ALPHA_FIRST = ("x", "alpha", "input_scale", "input_zero_point", "output_scale",
 
 @operator("qnn.leaky_relu", order=_ALPHA_FIRST, relax=f"where less {_STEPS}")
 def leaky_relu(x, input_scale, input_zero_point, output_scale, output_zero_point, /, alpha):
-    """Return the requantized q; below the zero point z alpha * q + (1 - alpha) * z, both terms rounded."""
+    """Return the requantized q; of negative numbers alpha * q + (1 - alpha) * zero point, both rounded."""
     ratio, dtype = _ratio(input_scale, output_scale, -1, x), dtype_of(x)
     zero = int(_numbers(output_zero_point, "zero point"))
     q = _bound(R.add(_rescaled(_centred(x, input_zero_point, "int64"), ratio), _int64(zero)))
     parts = [_rescaled(each, np.asarray(a, "float64")) for each, a in ((q, alpha), (_int64(zero), 1 - alpha))]
-    return _saturated(R.where(R.less(q, _int64(zero)), R.add(*parts), q), _ZERO, dtype)
+    below = R.less(_centred(x, input_zero_point, "int64"), _int64(0))
+    return _saturated(R.where(below, R.add(*parts), q), _ZERO, dtype)
 
 
 def _hardswish(x):

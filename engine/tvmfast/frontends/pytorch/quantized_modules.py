@@ -228,6 +228,7 @@ _OPERATORS: dict[str, Callable] = {
         lambda module, x, *_: x,
     ),
     **dict.fromkeys(("aten::Int", "aten::IntImplicit"), lambda module, x: x if _is_number(x) else int(x)),
+    "aten::append": lambda module, items, item: (items.append(item), items)[1],
     **dict.fromkeys(("aten::Float", "aten::FloatImplicit"), lambda module, x: float(x)),
     "aten::size": lambda module, x, *axis: _floats(x).shape[axis[0]] if axis else list(_floats(x).shape),
     "quantized::relu6": lambda module, x, inplace: _quantized(F.relu6(x.x), *x[1:]),
@@ -240,6 +241,11 @@ _OF_NUMBERS = {
     "aten::floordiv": operator.floordiv,
     "aten::remainder": operator.mod,
 }
+# Operators that are refused if they are none of the above; those of lists write into them.
+_UNSERVED = (
+    r"quantized::|aten::quantize|prim::(SetAttr|CallMethod|CallFunction)|"
+    r"aten::(extend|insert|pop|_set_item|Delete|clear)$"
+)
 # Operators of PyTorch whose result has the scale and zero point of what they read, and those with others.
 _KEEP = {
     *("relu", "hardtanh", "clamp", "leaky_relu", "threshold", "max_pool1d", "max_pool2d", "max_pool3d",
@@ -269,15 +275,8 @@ class _Plain(torch.nn.Module):
         self.graph = script.inlined_graph
         self.add_module(OF_PROGRAM[:-1], torch.nn.Module())
         self.defaults = [each.default_value for each in _arguments(script)]
-        unknown = sorted(
-            {
-                node.kind()
-                for node in _nodes(self.graph)
-                if node.kind() not in _OPERATORS
-                and re.match(r"quantized::|aten::quantize|prim::(Loop|SetAttr|CallMethod)", node.kind())
-            }
-        )
-        if unknown:
+        kinds = {node.kind() for node in _nodes(self.graph)} - _OPERATORS.keys()
+        if unknown := sorted(kind for kind in kinds if re.match(_UNSERVED, kind)):
             raise NotImplementedError(
                 f"quantized modules: {', '.join(unknown)} has no counterpart here; keep that part in "
                 "float32, or quantize the network by pt2e and export it"
@@ -403,6 +402,15 @@ class _Plain(torch.nn.Module):
                 case "prim::If":
                     then, other = node.blocks()
                     results = self._run(then if args[0] else other, values)
+                case "prim::Loop":
+                    most, goes_on, *results = args
+                    (body,) = node.blocks()
+                    names = [each.debugName() for each in body.inputs()]
+                    for step in range(most):
+                        if not goes_on:
+                            break
+                        values.update(zip(names, [step, *results], strict=True))
+                        goes_on, *results = self._run(body, values)
                 case "prim::RaiseException":
                     raise ValueError(args[0])
                 case _:
