@@ -129,11 +129,12 @@ def test_requantize_in_float32_and_by_the_config_of_a_build():
         return relay.Tuple([*float32, qnn.requantize(q, *parts)])
 
     up, away = np.floor(q / 2 + 0.5) + 2, np.sign(q) * np.floor(np.abs(q) / 2 + 0.5) + 2
+    shifted = np.sign(q / 2 + 2) * np.floor(np.abs(q / 2 + 2) + 0.5)  # floats are rounded with the zero point
     for wanted, config in ((up, {}), (away, {"rounding": "TONEAREST"})):
         with qnn.requantize_config(**config):
             got = run(body, {"q": q})
         np.testing.assert_array_equal(got[0], up)
-        np.testing.assert_array_equal(got[1], away)
+        np.testing.assert_array_equal(got[1], shifted)
         np.testing.assert_array_equal(got[2], wanted)
 
 

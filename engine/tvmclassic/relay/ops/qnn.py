@@ -67,7 +67,7 @@ def _along(array: np.ndarray, axis: int, data) -> np.ndarray:
 def _centred(data, zero_point, dtype: str, axis: int = 0) -> relax.Expr:
     """Return integers less their zero point in a wider dtype."""
     zero, wide = _along(_numbers(zero_point, "zero point"), axis, data), R.astype(data, dtype)
-    return R.subtract(wide, relax.const(zero.astype(dtype))) if zero.any() else wide
+    return R.subtract(wide, relax.const(zero.astype(dtype), dtype)) if zero.any() else wide
 
 
 def fixed_point(multiplier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +97,7 @@ def _rescaled(q: relax.Expr, multiplier: np.ndarray, rounding: str = "") -> rela
 
 
 def _int64(values) -> relax.Expr:
-    return relax.const(np.asarray(values, "int64"))
+    return relax.const(np.asarray(values, "int64"), "int64")
 
 
 def _saturated(q: relax.Expr, zero_point, dtype: str) -> relax.Expr:
@@ -184,9 +184,9 @@ def requantize(
     if compute == "int64":
         return _saturated(_rescaled(q, ratio, rounding), output_zero_point, out_dtype)
     zero, info = _numbers(output_zero_point, "zero point"), np.iinfo(out_dtype)
-    x = R.multiply(R.astype(q, compute), relax.const(ratio.astype(compute)))
-    x = R.add(x, relax.const(zero.reshape(()).astype(compute)))
-    x = R.floor(R.add(x, relax.const(np.asarray(0.5, compute)))) if rounding == "UPWARD" else _rounded(x)
+    x = R.multiply(R.astype(q, compute), relax.const(ratio.astype(compute), compute))
+    x = R.add(x, relax.const(zero.reshape(()).astype(compute), compute))
+    x = R.floor(R.add(x, relax.const(0.5, compute))) if rounding == "UPWARD" else _rounded(x)
     return _saturated(R.astype(R.clip(x, float(info.min), float(info.max)), "int64"), _ZERO, out_dtype)
 
 
@@ -350,7 +350,7 @@ def leaky_relu(x, input_scale, input_zero_point, output_scale, output_zero_point
     ratio, dtype = _ratio(input_scale, output_scale, -1, x), dtype_of(x)
     zero = int(_numbers(output_zero_point, "zero point"))
     q = _bound(R.add(_rescaled(_centred(x, input_zero_point, "int64"), ratio), _int64(zero)))
-    parts = [_rescaled(each, np.asarray(a, "float64")) for each, a in ((q, alpha), (_int64(zero), 1 - alpha))]
+    parts = [_rescaled(v, np.float64(a), "UPWARD") for v, a in ((q, alpha), (_int64(zero), 1 - alpha))]
     below = R.less(_centred(x, input_zero_point, "int64"), _int64(0))
     return _saturated(R.where(below, R.add(*parts), q), _ZERO, dtype)
 

@@ -293,7 +293,7 @@ class _Blocker(relax.PyExprMutator):
             if array is not None and len(own) <= rank and array.dtype in (np.float32, np.int32, np.int64):
                 if padded and not np.isfinite(array).all():
                     return None
-                args.append(relax.const(self._block_constant(array, rank)))
+                args.append(relax.const(self._block_constant(array, rank), array.dtype.name))
                 continue
             if len(own) != rank:
                 return None

@@ -35,20 +35,16 @@ def without_packing(model: Any, specs: list[TensorSpec]) -> Any:
         NotImplementedError: An operator on quantized tensors is not served; or dims are dynamic, and the
             module is not traced.
     """
-    if isinstance(model, SCRIPTED):
-        graph = model.inlined_graph
-        if not any(re.match(r"quantized::|aten::quantize", node.kind()) for node in _nodes(graph)):
-            return model
-        script = model
-    elif isinstance(model, torch.nn.Module) and any(map(_is_quantized, model.modules())):
+    if not is_quantized(model):
+        return model
+    script = model
+    if not isinstance(model, SCRIPTED):
         if dims := dims_of(spec.shape for spec in specs):
             raise NotImplementedError(
                 f"a quantized module with the dynamic dims {', '.join(dims)}: import what torch.jit.trace "
                 "makes of it, if its Python code does the same for all"
             )
         script = _traced(model, specs)
-    else:
-        return model
     plain = _Plain(script)
     if not dims_of(spec.shape for spec in specs):
         with torch.no_grad():
@@ -56,12 +52,17 @@ def without_packing(model: Any, specs: list[TensorSpec]) -> Any:
     return plain
 
 
-def _is_quantized(module: torch.nn.Module) -> bool:
-    """Tell whether a module computes with packed weights or quantized tensors."""
-    name = type(module).__module__
-    is_float = type(module).__name__ in ("FloatFunctional", "FXFloatFunctional")
-    return (
-        bool(re.match(r"torch\.ao\.nn\.(intrinsic\.)?quantized\.(dynamic\.)?modules", name)) and not is_float
+def is_quantized(model: Any) -> bool:
+    """Tell whether a module, or its TorchScript, computes with quantized tensors or packed weights."""
+    if isinstance(model, SCRIPTED):
+        kinds = {node.kind() for node in _nodes(model.inlined_graph)}
+        return any(re.match("quantized::|aten::quantize", kind) for kind in kinds)
+    if not isinstance(model, torch.nn.Module):
+        return False
+    floats = ("FloatFunctional", "FXFloatFunctional")
+    kinds = {type(each).__module__ for each in model.modules() if type(each).__name__ not in floats}
+    return any(
+        re.match(r"torch\.ao\.nn\.(intrinsic\.)?quantized\.(dynamic\.)?modules", kind) for kind in kinds
     )
 
 
@@ -249,7 +250,7 @@ _UNSERVED = (
 # Operators of PyTorch whose result has the scale and zero point of what they read, and those with others.
 _KEEP = {
     *("relu", "hardtanh", "clamp", "leaky_relu", "threshold", "max_pool1d", "max_pool2d", "max_pool3d",
-      "adaptive_max_pool2d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+      "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
       "adaptive_avg_pool3d", "mean", "cat", "stack", "flatten", "view", "reshape", "permute", "transpose",
       "t", "clone", "alias", "squeeze", "unsqueeze", "slice", "select", "narrow", "chunk", "split",
       "split_with_sizes", "unbind", "expand", "repeat", "flip", "dropout", "feature_dropout", "pad",
