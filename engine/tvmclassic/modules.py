@@ -12,7 +12,7 @@ from tvm.contrib.download import download
 from tvmfast.core import data
 
 from . import auto_scheduler, autotvm, graph_executor, remote, targets
-from .relay import build, frontend, functor, ir, ops, rewrites, testing, transform, ty, vm
+from .relay import build, frontend, functor, ir, ops, quantize, rewrites, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
 from .tools import relay_viz, tvmc, tvmc_command
@@ -48,7 +48,7 @@ def modules() -> dict[str, StubModule]:
 def spaces() -> dict[str, dict]:
     """Return the contents of each old module: {module name: {attribute name: value}}."""
     nn = {**ops.module("nn."), "sparse_dense": ops.sparse.sparse_dense}
-    image = ops.module("image.")
+    image, qnn = ops.module("image."), ops.module("qnn.")
     exprs = named(
         ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const"
     )
@@ -103,6 +103,10 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.nn": nn,
         "tvm.relay.image": image,
         "tvm.relay.annotation": ops.module("annotation."),
+        "tvm.relay.qnn": qnn,
+        "tvm.relay.qnn.op": {**qnn, "requantize_config": ops.qnn.requantize_config},
+        "tvm.relay.qnn.transform": transform.QNN,
+        "tvm.relay.quantize": quantize.NAMES,
         "tvm.relay.op": {"get": _operator, "Op": ir.Op, **registering, **ops.module("")},
         "tvm.relay.op.op": {"get": _operator, "Op": ir.Op, **registering},
         "tvm.relay.op.nn": nn,

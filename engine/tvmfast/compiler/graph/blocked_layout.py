@@ -40,8 +40,8 @@ from .quantized import CONV2D
 
 # Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
-    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "maximum", "minimum", "multiply", "negative",
-    "round", "sigmoid", "sin", "subtract", "tanh",
+    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "left_shift", "maximum", "minimum", "multiply",
+    "negative", "right_shift", "round", "sigmoid", "sin", "subtract", "tanh",
     "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus",
 )}  # fmt: skip
 _OTHERS = {f"relax.{name}" for name in ("divide", "exp", "log", "power", "rsqrt", "sqrt", "square")}
@@ -270,7 +270,7 @@ class _Blocker(relax.PyExprMutator):
         arrays = [constant_array(arg) for arg in call.args[1:]]
         if any(array is None or array.size != 1 for array in arrays):
             return None
-        if call.op.name == "relax.astype" and str(block.expr.ty.dtype) != "int32":
+        if call.op.name == "relax.astype" and "int" not in str(block.expr.ty.dtype):
             return None
         args = [block.expr, *call.args[1:]]
         return replace(block, expr=tvm.ir.Call(call.op, args, call.attrs, call.ty_args))
@@ -290,10 +290,10 @@ class _Blocker(relax.PyExprMutator):
                 args.append(arg)
                 continue
             array, own = constant_array(arg), known_shape(arg.ty) or ()
-            if array is not None and len(own) <= rank and array.dtype in (np.float32, np.int32):
+            if array is not None and len(own) <= rank and array.dtype in (np.float32, np.int32, np.int64):
                 if padded and not np.isfinite(array).all():
                     return None
-                args.append(relax.const(self._block_constant(array, rank)))
+                args.append(relax.const(self._block_constant(array, rank), array.dtype.name))
                 continue
             if len(own) != rank:
                 return None

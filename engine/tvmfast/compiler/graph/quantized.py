@@ -5,7 +5,8 @@ themselves, whose int32 sums are exact. What follows, a bias, a residual sum, a 
 `quantize`, becomes its epilogue: a multiplication by a scale and an addition in float32, the activation, a
 rounding. The scale of that `quantize` is part of the constants, and the zero point of the data one int32 for
 each channel, as an image is padded with it. Pools of maxima and operators that move elements run on the
-integers. The rest stays: `dequantize`, the operator in float32, `quantize`.
+integers. The rest stays: `dequantize`, the operator in float32, `quantize`. A product in int32 of bytes less
+their zero point, as Relay's `qnn` and ONNX's ConvInteger have it, becomes such a sum, too.
 
 B. Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference" (CVPR 2018).
@@ -61,7 +62,15 @@ def sums_of_integers() -> tvm.transform.Pass:
 def _is_quantized(func) -> bool:
     if not isinstance(func, relax.Function):
         return False
-    return any(op_name(each.value) == "dequantize" for block in func.body.blocks for each in block.bindings)
+    values = [each.value for block in func.body.blocks for each in block.bindings]
+    return any(op_name(value) == "dequantize" or _is_wide(value) for value in values)
+
+
+def _is_wide(value) -> bool:
+    """Tell whether a value is computed bytes in int32."""
+    if op_name(value) != "astype" or not isinstance(value.args[0], relax.Var):
+        return False
+    return str(value.ty.dtype) == "int32" and str(value.args[0].ty.dtype) in _BYTES
 
 
 # ---------------------------------------------------------------- values that are not computed yet
@@ -129,7 +138,7 @@ class _SumsOfIntegers(relax.PyExprMutator):
         is_output = not isinstance(var, relax.DataflowVar)
         value = self._value(call)
         if value is None:
-            result = self._quantize(var, call) if op_name(call) == "quantize" else None
+            result = self._quantize(var, call) if op_name(call) == "quantize" else self._whole(call)
         elif is_output:
             result = self._computed(value)
         else:
@@ -177,9 +186,9 @@ class _SumsOfIntegers(relax.PyExprMutator):
         if name == "dequantize":
             return self._dequantize(call)
         if name == "nn.conv2d":
-            return self._conv2d(call)
+            return self._of_floats(self._conv2d, call)
         if name == "matmul":
-            return self._matmul(call)
+            return self._of_floats(self._matmul, call)
         if name == "add":
             return self._add(call)
         if name in ("nn.relu", "clip"):
@@ -250,10 +259,39 @@ class _SumsOfIntegers(relax.PyExprMutator):
         scaled = self.builder_.emit(self._computed(value, 1 / scale))
         return R.quantize(scaled, _float32(1.0), at, out_dtype=dtype)
 
-    def _conv2d(self, call):
+    def _whole(self, call):
+        """Return the sums of a product in int32 of bytes less a zero point and constant weights, or None."""
+        product = {"nn.conv2d": self._conv2d, "matmul": self._matmul}.get(op_name(call))
+        if product is None or str(call.ty.dtype) != "int32":
+            return None
+        data, weight = self._centred(call.args[0]), self._array(call.args[1])
+        if data is None or weight is None or weight.min(initial=0) < -128 or weight.max(initial=0) > 127:
+            return None
+        value = product(call, data, _Weight(weight.astype("int8"), np.ones(1), None))
+        if value is None:
+            return None
+        return value.sums if str(value.sums.ty.dtype) == "int32" else R.astype(value.sums, "int32")
+
+    def _centred(self, expr) -> _Integers | None:
+        """Return bytes that are read in int32, less a number that is one of them."""
+        value, zero = self._resolved(expr), 0
+        if op_name(value) == "subtract":
+            zero = _number(value.args[1])
+            value = self._resolved(value.args[0])
+        if not _is_wide(value) or not _are_parameters(1.0, zero, str(value.args[0].ty.dtype)):
+            return None
+        if str(value.args[0].ty.dtype) == "int8":
+            return _Integers(self._as_unsigned(value.args[0]), 1.0, zero + 128)
+        return _Integers(self.visit_expr(value.args[0]), 1.0, zero)
+
+    def _of_floats(self, product, call):
+        """Return the value of a product of dequantized data and constant weights; None if it is none."""
         data, weight = self.values.get(call.args[0]), self._weight(call.args[1])
         if not isinstance(data, _Integers) or weight is None or str(call.ty.dtype) != "float32":
             return None
+        return product(call, data, weight)
+
+    def _conv2d(self, call, data: _Integers, weight: _Weight) -> _Sums | None:
         integers = tvm.ir.Call(call.op, [call.args[0], relax.const(weight.values)], call.attrs)
         found = match(integers)
         terms = int(np.prod(weight.values.shape[1:]))
@@ -272,10 +310,7 @@ class _SumsOfIntegers(relax.PyExprMutator):
         less = (0 if depthwise else -data.zero) * weight.values.astype("int64").sum((1, 2, 3))
         return self._sums(conv, less.reshape(1, -1, 1, 1), data, weight.scale.reshape(1, -1, 1, 1))
 
-    def _matmul(self, call):
-        data, weight = self.values.get(call.args[0]), self._weight(call.args[1])
-        if not isinstance(data, _Integers) or weight is None or str(call.ty.dtype) != "float32":
-            return None
+    def _matmul(self, call, data: _Integers, weight: _Weight) -> _Sums | None:
         shape = known_shape(call.args[0].ty)
         if weight.values.ndim != 2 or weight.axis not in (None, 1) or len(weight.values) > _MOST_TERMS:
             return None

@@ -42,6 +42,7 @@ from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
 from .partial_update import combine, export
+from .quantized_modules import is_quantized, without_packing
 from .type_promotion import exact, promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -57,7 +58,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
 
     Args:
         model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
-            or an ExportedProgram.
+            or an ExportedProgram. Quantized ones, too: of pt2e, and eager mode's modules and their traces.
         inputs: The inputs' shapes and dtypes, in the order of forward's arguments and in any form that
             `tvmfast.core.specs.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Dim` is
             a dynamic dim. None, for an ExportedProgram, takes the program's own.
@@ -81,6 +82,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs, dynamic_dims=True)
     _check_inputs(model, specs)
+    model = without_packing(model, specs)
 
     signatures = {}  # by the static inputs
 
@@ -168,7 +170,8 @@ def _check_model(model: Any) -> None:
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         require_dense(tensor, f"model: {name!r}")
-    modules = () if isinstance(model, ExportedProgram) else model.named_modules()
+    # PyTorch makes quantized modules in training mode, in which they are what they are in eval mode.
+    modules = () if isinstance(model, ExportedProgram) or is_quantized(model) else model.named_modules()
     training = [name or "the network" for name, part in modules if getattr(part, "training", False)]
     if training:
         raise ValueError(
