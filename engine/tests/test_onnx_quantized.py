@@ -16,7 +16,7 @@ from onnxruntime import quantization
 from onnxruntime.quantization import QuantFormat, QuantType
 from testing import sampled
 
-from tvmfast import build, from_onnx
+from tvmfast import build, from_onnx, load
 
 LEVELS = [0, 3]
 RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
@@ -336,7 +336,9 @@ def bits_model(bits: int, zero=None, block=32, of=np.float32, seed=3) -> tuple:
     how = {"K": rows, "N": columns, "bits": bits, "block_size": block, "domain": "com.microsoft"}
     node = helper.make_node("MatMulNBits", ["x", *constants], ["y"], **how)
     model = model_of({"x": x}, {"y": ("float32", (5, columns))}, [node], constants)
-    weight = ((q - zeros[..., None]) * constants["s"].astype("float64").reshape(columns, blocks, 1)).reshape(columns, rows)
+    weight = ((q - zeros[..., None]) * constants["s"].astype("float64").reshape(columns, blocks, 1)).reshape(
+        columns, rows
+    )
     return model, x, weight
 
 
@@ -356,11 +358,11 @@ OF_FEW_BITS = {  # bits, zero point, the dtype that holds the scales, and what a
 def test_weights_of_few_bits_stay_in_them(case, level, tmp_path):
     *given, size = OF_FEW_BITS[case]
     model, x, weight = bits_model(given[0], given[1], of=given[2])
-    mod, params = tvmfast.from_onnx(model)
+    mod, params = from_onnx(model)
     assert sum(array.numpy().nbytes for array in params.values()) == weight.size * size / 8
-    lib = tvmfast.build(mod, params, opt_level=level)
+    lib = build(mod, params, opt_level=level)
     lib.save(tmp_path / "saved")
-    lib = tvmfast.load(tmp_path / "saved")
+    lib = load(tmp_path / "saved")
     sizes = np.abs(x.astype("float64")) @ np.abs(weight.T)
     close(lib(x), x.astype("float64") @ weight.T, 96 + 4, scale=sizes.max())
     arrays = lib.arrays_of_all.values()
@@ -372,9 +374,9 @@ def test_weights_of_few_bits_of_dynamic_rows_stay_in_them():
     model, x, weight = bits_model(4)
     for value in (model.graph.input[0], model.graph.output[0]):
         value.type.tensor_type.shape.dim[0].dim_param = "rows"
-    mod, params = tvmfast.from_onnx(model)
+    mod, params = from_onnx(model)
     assert {str(array.dtype) for array in params.values()} == {"int32", "float32"}
-    lib = tvmfast.build(mod, params)
+    lib = build(mod, params)
     for rows in (1, 5):
         wanted = x[:rows].astype("float64") @ weight.T
         close(lib(x[:rows]), wanted, 96 + 4, scale=(np.abs(x) @ np.abs(weight.T)).max())

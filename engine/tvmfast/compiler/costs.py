@@ -143,6 +143,7 @@ class _Counter:
         self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
         self._loops = {}  # by loop variable: first value, extent and depth
         self._bound = {}  # by block variable: its expression
+        self._viewed = {}  # by buffer that stands for a part of another: the other
 
     def stmt(self, node, scope):
         """Count a statement."""
@@ -166,6 +167,8 @@ class _Counter:
     def _SBlockRealize(self, node, scope):
         block = node.block
         self._bound.update(zip((axis.var for axis in block.iter_vars), node.iter_values, strict=True))
+        for part in block.match_buffers:
+            self._viewed[part.buffer] = self._viewed.get(part.source.source, part.source.source)
         self.stmt(block.body, self._where(node.predicate, scope))
 
     def _IfThenElse(self, node, scope):
@@ -175,7 +178,7 @@ class _Counter:
             self.stmt(node.else_case, self._where(tirx.Not(node.condition), scope))
 
     def _BufferStore(self, node, scope):
-        self.stores[node.buffer] += scope.times * _lanes(node.value)
+        self.stores[self._viewed.get(node.buffer, node.buffer)] += scope.times * _lanes(node.value)
         self.expr(node.value, scope._replace(stored=True))
         for index in node.indices:
             self.expr(index, scope)
@@ -190,7 +193,7 @@ class _Counter:
             self._call(node, scope)
             return
         if kind is tvm.ir.TensorLoad:
-            self.loads[node.source] += scope.times * _lanes(node)
+            self.loads[self._viewed.get(node.source, node.source)] += scope.times * _lanes(node)
             scope = scope._replace(stored=False)  # for its indices
         elif kind is tirx.Var:
             if isinstance(node.ty, tirx.BufferType):  # its address: the callee may read and write all of it

@@ -145,14 +145,14 @@ def weights_of(main: relax.Function, names: Collection[str]) -> dict[relax.Var, 
     Those with look-ups of their rows, too, are among them if they are.
     """
     bound = relax.analysis.get_var2val(main)
-    readers = defaultdict(list)
+    readers: dict[relax.Expr, list[relax.Expr]] = defaultdict(list)
     for value in (*bound.values(), main.body.body):
         relax.analysis.post_order_visit(value, lambda each, value=value: readers[each].append(value))
 
     def multiplies(var: relax.Var) -> bool:
         return all(_is_product(each) and not each.args[0].same_as(var) for each in readers[var])
 
-    found = {}
+    found: dict[relax.Var, bool] = {}
     for var in main.params:
         shape = static_shape(var.ty)
         if var.name not in names or shape is None or len(shape) != 2 or 0 in shape:
@@ -173,7 +173,8 @@ def with_packed(
 
     In place of a weight are its integers, under the same name, and its scales, under `name_of_scales`.
     """
-    main, arrays, own = mod["main"], {**params}, {}
+    main, arrays = mod["main"], {**params}
+    own: dict[relax.Var, Packed] = {}
     for var, weight in packed.items():
         named = {var.name: weight.integers, name_of_scales(var.name): weight.scales}
         arrays |= named

@@ -36,8 +36,16 @@ CONV2D = "relax.tvmfast.conv2d_of_integers"
 _MOST_TERMS = (1 << 31) // (255 * 128)  # of a sum in int32
 _MOST_IN_FLOAT32 = (1 << 24) // (255 * 128)
 _LARGE = 1e12  # a scale that products in float32 might overflow with, as divisions by its inverse
-_MOVES = ("reshape", "flatten", "squeeze", "expand_dims", "permute_dims", "strided_slice", "nn.max_pool1d",
-          "nn.max_pool2d")  # and "nn.pad"
+_MOVES = (
+    "reshape",
+    "flatten",
+    "squeeze",
+    "expand_dims",
+    "permute_dims",
+    "strided_slice",
+    "nn.max_pool1d",
+    "nn.max_pool2d",
+)  # and "nn.pad"
 _BYTES = ("uint8", "int8")
 
 

@@ -64,7 +64,9 @@ def _matmul(bb, call, v, lookup, in_pairs):
     of_weight = len(b) == 2 and isinstance(right, tvm.ir.GenericConst)
     if dtypes == _INTEGERS:  # see graph/quantized.py
         return (
-            _product_of_integers(bb, left, right, v, lookup) if of_weight and 0 not in (*a, *b) else default(bb, call)
+            _product_of_integers(bb, left, right, v, lookup)
+            if of_weight and 0 not in (*a, *b)
+            else default(bb, call)
         )
     if of_weight:
         dense = Dense(_rows(a), *b)

@@ -493,7 +493,7 @@ def _packed(q: np.ndarray, zero: np.ndarray, scales: np.ndarray, rows: int) -> P
     if low < -128 or high > 127:
         return None
     integers = integers.astype("int8")
-    if -8 <= low and high <= 7:
+    if low >= -8 and high <= 7:
         integers = packed_weights.in_words(integers)
     scales = scales.reshape(columns, blocks)
     with np.errstate(over="ignore"):

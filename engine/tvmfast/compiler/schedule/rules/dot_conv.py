@@ -40,9 +40,9 @@ class DotConv(ScheduleRule):
 
         Attributes:
             instruction: A key of `DOTS`.
-            tile_ow: Pixels of the register tile. Searched, as are the other fields: as in `direct_conv`.
+            tile_ow: Pixels of the register tile. Searched, as is what follows: as in `direct_conv`.
             tile_oc: Blocks of x output channels in it.
-            loop_order: The outer loop: "rows" (of an image, or blocks of pixels) or "channels". Searched: both.
+            loop_order: The outer loop: "rows" (of an image, or blocks of pixels) or "channels".
             block: Of a line, the tiles of pixels computed before the next output channels; of an image 1.
                 Searched: 1, 2, 4, 8, padded by at most 10 %.
         """

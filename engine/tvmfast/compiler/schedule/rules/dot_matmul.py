@@ -59,9 +59,12 @@ class DotMatmul(ScheduleRule):
         blocks = ceildiv(workload.columns, simd.lanes)
         tiles = direct_conv.tiles(workload.rows, blocks, simd)
         # Of few rows no tile uses many registers.
-        tiles = tiles or [(workload.rows, n) for n in range(1, 9) if n <= blocks and simd.fits(workload.rows, n)]
+        tiles = tiles or [
+            (workload.rows, n) for n in range(1, 9) if n <= blocks and simd.fits(workload.rows, n)
+        ]
         return [
-            self.Config(simd.dot, *tile, order) for tile, order in itertools.product(tiles, ("rows", "columns"))
+            self.Config(simd.dot, *tile, order)
+            for tile, order in itertools.product(tiles, ("rows", "columns"))
         ]
 
     def packed_shape(self, workload: Dense, config, lanes: int) -> tuple[int, ...]:
