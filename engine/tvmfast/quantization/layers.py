@@ -208,7 +208,7 @@ class Graph:
             name = op_name(value)
             if name in ("nn.conv1d", "nn.conv2d", "matmul"):
                 return "matmul" if name == "matmul" else "conv"
-            if name not in _EPILOGUES:
+            if value is None or name not in _EPILOGUES:
                 return ""
             tensors = [arg for arg in value.args if isinstance(arg, relax.Var)]
             if len(tensors) == 1:

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -148,5 +148,5 @@ def _row(graph: Graph, layer: Layer, scales: dict, noises: dict, alone: dict) ->
     return Row(layer.name, layer.kind, reason=layer.reason, **row)
 
 
-def _bar(runs: Collection, name: str, total: int) -> Iterable:
+def _bar(runs: Iterable, name: str, total: int) -> Iterable:
     return tqdm(runs, desc=name, total=total, leave=False, disable="TQDM_DISABLE" in os.environ)
