@@ -343,18 +343,24 @@ def shares(timings: dict, most: int = 12):
 
 
 @drawer
-def roofline(profiles: dict, flops: float, bandwidth: float):
+def roofline(profiles: dict, flops: float, bandwidth: float, others: dict | None = None):
     """Draw kernels as dots under the machine's roofline, on log axes: GFLOP/s against operations per byte.
 
     `profiles` has up to three names, each with a list of (operations, bytes, seconds) per kernel; the area of
-    a dot grows with the kernel's share of the time. `flops` and `bandwidth` are the machine's, per second.
+    a dot grows with the kernel's share of the time. `flops` and `bandwidth` are the machine's, per second;
+    `others` are its peaks for other kinds of numbers, by what they are called: dashed.
     """
     figure, axes = _axes(6.4, 4.0)
     intensities = [operations / moved for dots in profiles.values() for operations, moved, _ in dots]
-    ridge = flops / bandwidth
-    ends = np.array([min(*intensities, ridge) / 2, ridge, max(*intensities, ridge) * 2])
-    axes.plot(ends, np.minimum(ends * bandwidth, flops) / 1e9, color="black", lw=1.2, zorder=1)
+    peaks = {"": flops, **(others or {})}
+    ridges = [each / bandwidth for each in peaks.values()]
+    least, most = min(*intensities, *ridges) / 2, max(*intensities, *ridges) * 2
     limits = f"the machine: {_digits(flops / 1e9)} GFLOP/s, {_digits(bandwidth / 1e9)} GB/s"
+    for (name, each), ridge in zip(peaks.items(), ridges, strict=True):
+        ends = np.array([ridges[0], ridge, most] if name else [least, ridge, most])
+        line = "--" if name else "-"
+        axes.plot(ends, np.minimum(ends * bandwidth, each) / 1e9, line, color="black", lw=1.2, zorder=1)
+        limits += f"\nof {name}: {_digits(each / 1e9)} Gop/s" if name else ""
     axes.text(0.02, 0.97, limits, fontsize=9, va="top", transform=axes.transAxes)
     for index, (name, dots) in enumerate(profiles.items()):
         operations, moved, seconds = np.array(dots, float).T

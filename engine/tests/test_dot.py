@@ -291,3 +291,70 @@ def test_what_does_not_fit_runs_in_float32(rng, case):
     seed = rng.integers(1 << 30)
     wanted, got = (result(Network(shape, np.random.default_rng(seed))(body, level), x) for level in (0, 3))
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+LINES = {  # channels, output channels, groups, strides, padding and zero point
+    "a line": (20, 40, 1, 2, 2, 7),
+    "of few channels": (3, 16, 1, 1, 1, 200),
+    "depthwise": (32, 32, 32, 1, 1, 9),
+}
+
+
+@LEVELS
+@pytest.mark.parametrize("case", LINES)
+def test_sums_of_a_convolution_of_lines_are_exact(rng, level, case):
+    channels, outs, groups, strides, padding, zero = LINES[case]
+    shape = 2, channels, 30
+    net = Network(shape, rng)
+    x, weight = net.integers(shape, "uint8"), net.integers((outs, channels // groups, 3))
+
+    def body(net, x):
+        y = net.nn("conv1d", net.qdq(x, 1.0, zero), net.weight(weight, 1.0), strides, padding, groups=groups)
+        return net.nn("relu", net.add(y, const(np.arange(outs).reshape(1, outs, 1))))
+
+    lib = net(body, level)
+    whole = np.zeros((outs, channels, 1, 3), "int8")
+    of_group = outs // groups
+    for out in range(outs):
+        first = out // of_group * (channels // groups)
+        whole[out, first : first + channels // groups, 0] = weight[out]
+    padded = np.pad(x.astype("int64") - zero, [(0, 0), (0, 0), (padding,) * 2])
+    wanted = convolved(padded[:, :, None], whole, 1, 0, 1)[:, :, 0, ::strides]
+    wanted = np.maximum(wanted + np.arange(outs)[:, None], 0)
+    np.testing.assert_array_equal(result(lib, x.astype("float32") - zero), wanted)
+    assert level == 0 or case == "depthwise" or [*lib.kernels.family].count("dot_conv") == 1
+
+
+PADS = {  # the mode, the value, the zero point, and whether integers hold the padding exactly
+    "zeros": ("constant", 0.0, 130, True),
+    "an exact number": ("constant", -1.5, 130, True),
+    "an inexact number": ("constant", 0.3, 130, False),
+    "a number out of range": ("constant", 100.0, 130, False),
+    "minus infinity": ("constant", -np.inf, 130, False),
+    "its own elements": ("reflect", 0.0, 3, True),
+}
+
+
+@LEVELS
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("case", PADS)
+def test_a_padded_tensor_stays_in_bytes_if_they_hold_the_padding(rng, level, dtype, case):
+    mode, value, zero, stays = PADS[case]
+    shape, zero = (1, 16, 6, 7), zero - (128 if dtype == "int8" else 0)
+    net = Network(shape, rng)
+    x, weight = net.integers(shape, dtype), net.integers((16, 16, 3, 3))
+
+    def body(net, x):
+        x = net.nn("pad", net.qdq(x, 0.5, zero, dtype), [0, 0, 0, 0, 1, 2, 2, 1], mode, value)
+        return net.nn("conv2d", x, net.weight(weight, 1.0)) if np.isfinite(value) else x
+
+    lib = net(body, level)
+    floats = (x.astype("float64") - zero) / 2
+    how = {"constant_values": value} if mode == "constant" else {}
+    wanted = np.pad(floats, [(0, 0), (0, 0), (1, 2), (2, 1)], mode, **how)
+    if np.isfinite(value):
+        windows = np.lib.stride_tricks.sliding_window_view(wanted, (3, 3), (2, 3))
+        wanted = np.einsum("nchwyx,ocyx->nohw", windows, weight.astype("float64"))
+    np.testing.assert_allclose(result(lib, floats.astype("float32")), wanted, rtol=1e-5, atol=1e-2)
+    if level and np.isfinite(value):
+        assert stays == ("dot_conv" in [*lib.kernels.family])

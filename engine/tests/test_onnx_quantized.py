@@ -16,7 +16,7 @@ from onnxruntime import quantization
 from onnxruntime.quantization import QuantFormat, QuantType
 from testing import sampled
 
-from tvmfast import build, from_onnx
+from tvmfast import build, from_onnx, load
 
 LEVELS = [0, 3]
 RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "uint16": (0, 2**16 - 1)}
@@ -318,6 +318,68 @@ def test_weights_of_few_bits_are_dequantized(bits):
         weight = ((q - each[..., None]) * scales[..., None].astype("float64")).reshape(columns, -1)[:, :rows]
         sizes = np.abs(x.astype("float64")) @ np.abs(weight.T)
         close(got, x.astype("float64") @ weight.T + bias, rows + 4, scale=sizes.max() + 3)
+
+
+def bits_model(bits: int, zero=None, block=32, of=np.float32, seed=3) -> tuple:
+    """A MatMulNBits of 96 x 24 with scales of a dtype; its input, and the weights that it means, in float64."""
+    rng, rows, columns = np.random.default_rng(seed), 96, 24
+    blocks = rows // block
+    q = rng.integers(0, 1 << bits, (columns, blocks, block)).astype("uint8")
+    zeros = np.full((columns, blocks), 1 << (bits - 1) if zero is None else zero)
+    scales = (rng.random((columns, blocks)) / 50 + 0.01).astype(of)
+    shifts = np.arange(0, 8, bits, dtype="uint8")
+    packed = np.bitwise_or.reduce(q.reshape(columns, blocks, -1, 8 // bits) << shifts, axis=-1)
+    constants = {"b": packed, "s": scales.reshape(-1).astype("float32")}
+    if zero is not None:
+        constants["z"] = zeros.reshape(-1).astype("float32")
+    x = rng.standard_normal((5, rows)).astype("float32")
+    how = {"K": rows, "N": columns, "bits": bits, "block_size": block, "domain": "com.microsoft"}
+    node = helper.make_node("MatMulNBits", ["x", *constants], ["y"], **how)
+    model = model_of({"x": x}, {"y": ("float32", (5, columns))}, [node], constants)
+    weight = ((q - zeros[..., None]) * constants["s"].astype("float64").reshape(columns, blocks, 1)).reshape(
+        columns, rows
+    )
+    return model, x, weight
+
+
+OF_FEW_BITS = {  # bits, zero point, the dtype that holds the scales, and what a weight takes then, in bits
+    "4 bits": (4, None, np.float32, 4 + 1),
+    "4 bits and scales of a half": (4, None, np.float16, 4 + 0.5),
+    "4 bits and a zero point": (4, 3, np.float16, 8 + 0.5),
+    "2 bits and a zero point": (2, 1, np.float16, 4 + 0.5),
+    "8 bits": (8, None, np.float16, 8 + 0.5),
+    "8 bits and a zero point": (8, 100, np.float16, 32),
+    "4 bits between two integers": (4, 7.5, np.float16, 32),
+}
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("case", OF_FEW_BITS)
+def test_weights_of_few_bits_stay_in_them(case, level, tmp_path):
+    *given, size = OF_FEW_BITS[case]
+    model, x, weight = bits_model(given[0], given[1], of=given[2])
+    mod, params = from_onnx(model)
+    assert sum(array.numpy().nbytes for array in params.values()) == weight.size * size / 8
+    lib = build(mod, params, opt_level=level)
+    lib.save(tmp_path / "saved")
+    lib = load(tmp_path / "saved")
+    sizes = np.abs(x.astype("float64")) @ np.abs(weight.T)
+    close(lib(x), x.astype("float64") @ weight.T, 96 + 4, scale=sizes.max())
+    arrays = lib.arrays_of_all.values()
+    stored = sum(int(np.prod(each.shape)) * np.dtype(str(each.dtype)).itemsize for each in arrays)
+    assert stored <= weight.size * size / 8 * (1 if level == 0 else 64 / 24)  # panels of whole vectors of columns
+
+
+def test_weights_of_few_bits_of_dynamic_rows_stay_in_them():
+    model, x, weight = bits_model(4)
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "rows"
+    mod, params = from_onnx(model)
+    assert {str(array.dtype) for array in params.values()} == {"int32", "float32"}
+    lib = build(mod, params)
+    for rows in (1, 5):
+        wanted = x[:rows].astype("float64") @ weight.T
+        close(lib(x[:rows]), wanted, 96 + 4, scale=(np.abs(x) @ np.abs(weight.T)).max())
 
 
 def network() -> onnx.ModelProto:

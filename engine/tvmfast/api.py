@@ -76,7 +76,9 @@ def quantize(
     biases stay float32. In the result, `relax.op.quantize` and `relax.op.dequantize` stand around the
     operands (QDQ), batch norms are folded, and the parameters are the int8 weights, their scales and what
     stays float32. A tensor is quantized once, where it is stored between layers, and additions of residual
-    networks, average and max pools, reshapes and concatenations of such tensors read it too.
+    networks, average and max pools, reshapes and concatenations of such tensors read it too. The operand of
+    an addition that a convolution has just computed, such as a downsampling one, is still in registers, and
+    is not rounded.
 
     Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference: A whitepaper",
     2018; for the methods see `quantization/calibrate.py`.

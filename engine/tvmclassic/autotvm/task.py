@@ -193,7 +193,8 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
         main.infer()
         params = {p.name_hint: np.zeros(p.known_type.shape, p.known_type.dtype) for p in main.params[1:]}
     tasks = tuning.tasks(*relax_of(mod, params), target_of(target))
-    extracted = [Task(task) for task in tasks if isinstance(task.workload, Convolution | Dense)]
+    of_floats = (task for task in tasks if task.workload.dtype == "float32")
+    extracted = [Task(task) for task in of_floats if isinstance(task.workload, Convolution | Dense)]
     if ops is None:
         return extracted
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))

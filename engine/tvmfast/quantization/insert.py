@@ -12,7 +12,7 @@ from tvm.relax import transform as t
 
 from ..core.compat import pass_lock
 from ..core.relax import array_key, constant_array, op_name
-from .calibrate import along, quantized_weight
+from .calibrate import along, quantized_weight, scale_of
 from .layers import Graph, Layer
 
 
@@ -23,6 +23,11 @@ class Scale(NamedTuple):
     high: float
     scale: np.float32
     zero_point: int
+
+    @classmethod
+    def of(cls, low: float, high: float) -> "Scale":
+        """Return that of a range."""
+        return cls(low, high, *scale_of(low, high))
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
         """Return what is left of a tensor, in float32."""
@@ -185,7 +190,7 @@ class _Lift(relax.PyExprMutator):
         self.vars: dict[int, relax.Var] = {}
         self.arrays: dict[str, tvm.runtime.Tensor] = {}
 
-    def visit_generic_const_(self, constant):
+    def visit_generic_const_(self, constant: tvm.ir.GenericConst) -> relax.Expr:
         if not isinstance(constant.value, tvm.runtime.Tensor) or not len(constant.value.shape):
             return constant
         key = array_key(constant.value)

@@ -8,8 +8,8 @@ section 2.4. Operators that only choose or move numbers (max pools, reshapes, co
 uint8; what they read and make has one scale.
 """
 
-from collections import defaultdict
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,32 +98,35 @@ class Graph:
         bindings = [each for block in self.main.body.blocks for each in block.bindings]
         self.bound = {binding.var: binding.value for binding in bindings}
         self.order = {var: n for n, var in enumerate([*self.main.params, *self.bound])}
-        self.readers: dict[relax.Var, list[relax.Binding | None]] = defaultdict(
-            list
-        )  # None: `main` returns it
+        # None: `main` returns it.
+        self.readers: dict[relax.Var, list[relax.Binding | None]] = defaultdict(list)
         for binding in bindings:
             for var in relax.analysis.free_vars(binding.value):
                 self.readers[var].append(binding)
         for var in relax.analysis.free_vars(self.main.body.body):
             self.readers[var].append(None)
         calls = [each for each in bindings if op_name(each.value)]
+        self._count: Counter[str] = Counter()  # of layers that are named by their number
         self.layers = [*self._products(calls, names)]
-        self.quantized = {var: None for layer in self.layers for var in layer.reads}  # in this order
+        self.quantized = dict.fromkeys(var for layer in self.layers for var in layer.reads)  # in this order
         self.layers += [*self._sums(calls)]
         self.layers += [*self._pools(calls)]
         self.layers.sort(key=lambda layer: self.order[layer.binding.var])
         self._reading = {layer.binding.var: layer for layer in self.layers}
         self.of_tensor = self._shared_scales()
 
-    def _products(self, calls: list, names: list[str]):
+    def _layer(self, binding: relax.VarBinding, operands: tuple[int, ...] = (), name: str = "") -> Layer:
+        """Return a layer, named by its operator and its number among those if it has no name."""
+        kind = op_name(binding.value).removeprefix("nn.")
+        self._count[kind] += 1
+        return Layer(name or f"{kind}{self._count[kind]}", kind, binding, operands)
+
+    def _products(self, calls: list, names: list[str]) -> Iterator[Layer]:
         products = [each for each in calls if any(part in op_name(each.value) for part in _PRODUCTS)]
-        number: dict[str, int] = defaultdict(int)
         names = names if len(names) == len(products) else [""] * len(products)
         for binding, name in zip(products, names, strict=True):
-            call, kind = binding.value, op_name(binding.value).removeprefix("nn.")
-            number[kind] += 1
-            layer = Layer(name or f"{kind}{number[kind]}", kind, binding)
-            layer.reason = self._quantize(layer, call)
+            layer = self._layer(binding, name=name)
+            layer.reason = self._quantize(layer, binding.value)
             yield layer
 
     def _quantize(self, layer: Layer, call: relax.Call) -> str:
@@ -146,14 +149,15 @@ class Graph:
         layer.operands, layer.weight, layer.axis = (0,), weight, int(layer.kind == "matmul")
         return ""
 
-    def _sums(self, calls: list):
-        """Yield additions of a residual network: one operand comes from a convolution, in registers."""
-        number = 0
+    def _sums(self, calls: list) -> Iterator[Layer]:
+        """Yield additions of a residual network: one operand comes from a convolution, in registers.
+
+        That operand, of a block with a downsampling convolution its result, is not stored, so to round it
+        would cost time and accuracy: the other becomes uint8.
+        """
         for binding in calls:
-            operands = self._addends(binding)
-            if operands:
-                number += 1
-                layer = Layer(f"add{number}", "add", binding, operands)
+            if operands := self._addends(binding):
+                layer = self._layer(binding, operands)
                 self.quantized |= dict.fromkeys(layer.reads)
                 yield layer
 
@@ -169,9 +173,8 @@ class Graph:
         stored = args[other] in self.quantized or self._source(self._moved_from(args[other])) == "conv"
         return (other,) if stored and self._source(args[fused]) == "conv" else ()
 
-    def _pools(self, calls: list):
+    def _pools(self, calls: list) -> Iterator[Layer]:
         """Yield average pools of tensors that are stored as uint8."""
-        number: dict[str, int] = defaultdict(int)
         for binding in calls:
             name = op_name(binding.value)
             x = binding.value.args[0] if name in _POOLS else None
@@ -179,19 +182,17 @@ class Graph:
                 continue
             stored = self._source(self._moved_from(x)) == "conv" and len(self.readers[x]) == 1
             if x in self.quantized or stored:
-                kind = name.removeprefix("nn.")
-                number[kind] += 1
                 self.quantized[x] = None
-                yield Layer(f"{kind}{number[kind]}", kind, binding, (0,))
+                yield self._layer(binding, (0,))
 
     @staticmethod
-    def _is_sum(args) -> bool:
+    def _is_sum(args: Sequence[relax.Expr]) -> bool:
         """Tell whether the arguments are two tensors of float32 and of one shape."""
         if len(args) != 2 or not all(isinstance(arg, relax.Var) and _is_float(arg) for arg in args):
             return False
         return shape_text(args[0].ty) is not None and shape_text(args[0].ty) == shape_text(args[1].ty)
 
-    def _fused(self, args) -> int | None:
+    def _fused(self, args: Sequence[relax.Expr]) -> int | None:
         """Return which of two addends is still in registers: that of the product that comes last."""
         once = [
             n
@@ -207,7 +208,7 @@ class Graph:
             name = op_name(value)
             if name in ("nn.conv1d", "nn.conv2d", "matmul"):
                 return "matmul" if name == "matmul" else "conv"
-            if name not in _EPILOGUES:
+            if value is None or name not in _EPILOGUES:
                 return ""
             tensors = [arg for arg in value.args if isinstance(arg, relax.Var)]
             if len(tensors) == 1:

@@ -2,12 +2,13 @@
 
 import difflib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tvm
 from tqdm.auto import tqdm
+from tvm import relax
 
 from ..core.specs import shorten
 from .calibrate import (
@@ -19,7 +20,6 @@ from .calibrate import (
     checked,
     correction,
     quantized_weight,
-    scale_of,
 )
 from .insert import Scale, insert
 from .layers import Graph, Layer
@@ -95,12 +95,12 @@ def _calibrated(graph: Graph, values: Values, method: str) -> dict:
     for layer, each in means.items():
         mean = np.mean(each, axis=0)
         layer.correction = correction(layer, mean) if np.isfinite(mean).all() else None
-    chosen: dict = {}
-    for var, each in ranges.items():
-        low, high = each.chosen() if each.finite else (-np.inf, np.inf)
+    chosen: dict[relax.Var, tuple[float, float]] = {}
+    for var, seen in ranges.items():
+        low, high = seen.chosen() if seen.finite else (-np.inf, np.inf)
         before = chosen.get(graph.of_tensor[var], (0.0, 0.0))
         chosen[graph.of_tensor[var]] = min(low, before[0]), max(high, before[1])
-    return {var: Scale(*pair, *scale_of(*pair)) for var, pair in chosen.items()}
+    return {var: Scale.of(*pair) for var, pair in chosen.items()}
 
 
 def _measured(
@@ -134,14 +134,8 @@ def _activations(graph: Graph, values: Values, scales: dict) -> dict:
 def _row(graph: Graph, layer: Layer, scales: dict, noises: dict, alone: dict) -> Row:
     row: dict[str, Any] = {}
     if layer.reads:
-        var = layer.reads[0]
-        scale = scales[graph.of_tensor[var]]
-        row = {
-            "low": scale.low,
-            "high": scale.high,
-            "scale": float(scale.scale),
-            "zero_point": scale.zero_point,
-        }
+        row = scales[graph.of_tensor[layer.reads[0]]]._asdict()
+        row["scale"] = float(row["scale"])
         row["activation"] = decibels(max(noises[var] for var in layer.reads))
     if layer.weight is not None:
         q, scale = quantized_weight(layer.weight, layer.axis)
@@ -154,5 +148,5 @@ def _row(graph: Graph, layer: Layer, scales: dict, noises: dict, alone: dict) ->
     return Row(layer.name, layer.kind, reason=layer.reason, **row)
 
 
-def _bar(runs: Collection, name: str, total: int) -> Iterable:
+def _bar(runs: Iterable, name: str, total: int) -> Iterable:
     return tqdm(runs, desc=name, total=total, leave=False, disable="TQDM_DISABLE" in os.environ)

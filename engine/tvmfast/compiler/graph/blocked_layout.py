@@ -26,12 +26,11 @@ from ...core.relax import (
     constant_array,
     known_shape,
     on_each_function,
-    round_up,
     shape_text,
     unwrap_ints,
 )
 from ...core.simd import Simd, pad_to
-from ..schedule.rules import dot_conv, paired, repack_channels
+from ..schedule.rules import paired, repack_channels
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
@@ -236,18 +235,20 @@ class _Blocker(relax.PyExprMutator):
         conv = Convolution(one_image(found.shape), found.weight.shape, *found.window, found.groups, True)
         if conv.is_depthwise:
             return self._depthwise_of_bytes(conv, self._block(data), found.weight.astype("float32"), padding)
-        if ins < self.lanes and data not in self.blocked:  # few channels, as of an image: no more than needed
-            inner = round_up(ins, 4)
+        is_image = ins < self.lanes and data not in self.blocked  # of few channels: no more than needed
+        conv = replace(conv, blocked=not is_image, dtype="uint8", zero=padding)
+        if is_image:
+            inner = conv.packed_input_shape(self.lanes)[-1]
             name = f"to_NCHW{inner}c"
             source = self.builder_.call_te(_to_blocks, self.visit_expr(data), inner, primfunc_name_hint=name)
             source = self.builder_.emit(source)
         else:
-            source, inner = self._block(data).expr, self.lanes
-        config = dot_conv.default(conv, self.simd)
+            source = self._block(data).expr
+        config = conv.config(self.lookup, self.simd)
         result = self.builder_.call_te(
-            lambda data, kernel: dot_conv.compute(data, kernel, conv, padding, config),
+            lambda data, kernel: conv.compute(data, kernel, config),
             source,
-            relax.const(dot_conv.pack(found.weight, config, inner, self.lanes)),
+            relax.const(conv.pack(found.weight, config, self.lanes)),
             primfunc_name_hint="conv2d_of_integers",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )

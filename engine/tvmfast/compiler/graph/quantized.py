@@ -37,7 +37,16 @@ CONV2D = "relax.tvmfast.conv2d_of_integers"
 _MOST_TERMS = (1 << 31) // (255 * 128)  # of a sum in int32
 _MOST_IN_FLOAT32 = (1 << 24) // (255 * 128)
 _LARGE = 1e12  # a scale that products in float32 might overflow with, as divisions by its inverse
-_MOVES = ("reshape", "flatten", "squeeze", "expand_dims", "permute_dims", "strided_slice", "nn.max_pool2d")
+_MOVES = (
+    "reshape",
+    "flatten",
+    "squeeze",
+    "expand_dims",
+    "permute_dims",
+    "strided_slice",
+    "nn.max_pool1d",
+    "nn.max_pool2d",
+)  # and "nn.pad"
 _BYTES = ("uint8", "int8")
 
 
@@ -185,8 +194,8 @@ class _SumsOfIntegers(relax.PyExprMutator):
         name = op_name(call)
         if name == "dequantize":
             return self._dequantize(call)
-        if name == "nn.conv2d":
-            return self._of_floats(self._conv2d, call)
+        if name in ("nn.conv1d", "nn.conv2d"):
+            return self._of_floats(self._conv, call)
         if name == "matmul":
             return self._of_floats(self._matmul, call)
         if name == "add":
@@ -198,10 +207,25 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return self._concat(call)
         if name == "nn.max_pool2d" and _has_sums(value := self._waiting(call.args[0])):
             return _Of(call, (value,))
+        if name == "nn.pad":
+            return self._pad(call)
         if name in _MOVES and isinstance(value := self.values.get(call.args[0]), _Integers):
             moved = tvm.ir.Call(call.op, [value.q, *call.args[1:]], call.attrs, call.ty_args)
             return replace(value, q=self.builder_.emit(moved))
         return None
+
+    def _pad(self, call):
+        """Pad integers with their own elements, or with the integer that stands for the constant exactly."""
+        value, attrs = self.values.get(call.args[0]), call.attrs
+        if not isinstance(value, _Integers):
+            return None
+        q, padding = value.zero, np.float32(attrs.pad_value)
+        if str(attrs.pad_mode) == "constant" and padding:
+            q = round(float(padding) / value.scale) + value.zero if np.isfinite(padding) else -1
+            if not 0 <= q <= 255 or np.float32(q - value.zero) * np.float32(value.scale) != padding:
+                return None
+        moved = R.nn.pad(value.q, [int(n) for n in attrs.pad_width], attrs.pad_mode, float(q))
+        return replace(value, q=self.builder_.emit(moved))
 
     def _waiting(self, var):
         """Return the value of a variable that nothing else reads."""
@@ -261,7 +285,7 @@ class _SumsOfIntegers(relax.PyExprMutator):
 
     def _whole(self, call):
         """Return the sums of a product in int32 of bytes less a zero point and constant weights, or None."""
-        product = {"nn.conv2d": self._conv2d, "matmul": self._matmul}.get(op_name(call))
+        product = {"nn.conv2d": self._conv, "matmul": self._matmul}.get(op_name(call))
         if product is None or str(call.ty.dtype) != "int32":
             return None
         data, weight = self._centred(call.args[0]), self._array(call.args[1])
@@ -291,11 +315,11 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return None
         return product(call, data, weight)
 
-    def _conv2d(self, call, data: _Integers, weight: _Weight) -> _Sums | None:
+    def _conv(self, call, data: _Integers, weight: _Weight) -> _Sums | None:
         integers = tvm.ir.Call(call.op, [call.args[0], relax.const(weight.values)], call.attrs)
         found = match(integers)
         terms = int(np.prod(weight.values.shape[1:]))
-        if found is None or found.is_line or weight.axis not in (None, 0):
+        if found is None or weight.axis not in (None, 0):
             return None
         depthwise = found.groups > 1 and weight.values.shape[:2] == (found.groups, 1)
         if found.groups > 1 and not (depthwise and terms <= _MOST_IN_FLOAT32):
@@ -305,10 +329,15 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return None
         options = (*found.window, found.groups)
         dtype = "float32" if depthwise else "int32"
-        conv = R.nn.conv2d(data.q, integers.args[1], *options, out_dtype=dtype)
+        q = self.builder_.emit(R.expand_dims(data.q, 2)) if found.is_line else data.q  # of height 1
+        conv = R.nn.conv2d(q, relax.const(found.weight), *options, out_dtype=dtype)
         conv = tvm.ir.Call(_CONV2D, [*conv.args, relax.const(data.zero, "int32")], conv.attrs)
-        less = (0 if depthwise else -data.zero) * weight.values.astype("int64").sum((1, 2, 3))
-        return self._sums(conv, less.reshape(1, -1, 1, 1), data, weight.scale.reshape(1, -1, 1, 1))
+        less = (0 if depthwise else -data.zero) * found.weight.astype("int64").sum((1, 2, 3))
+        value = self._sums(conv, less.reshape(1, -1, 1, 1), data, weight.scale.reshape(1, -1, 1, 1))
+        if not found.is_line:
+            return value
+        of_lines = self.builder_.emit(R.squeeze(value.sums, 2))
+        return replace(value, sums=of_lines, scale=value.scale[..., 0])
 
     def _matmul(self, call, data: _Integers, weight: _Weight) -> _Sums | None:
         shape = known_shape(call.args[0].ty)

@@ -14,7 +14,7 @@ from ...core.protocols import Lookup
 from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
-from ..schedule.rules import dot_matmul, paired, row_reduction
+from ..schedule.rules import paired, row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
 from . import conv_transpose, dynamic_reshape, ieee754, norms, quantize, scatter
@@ -64,7 +64,9 @@ def _matmul(bb, call, v, lookup, in_pairs):
     of_weight = len(b) == 2 and isinstance(right, tvm.ir.GenericConst)
     if dtypes == _INTEGERS:  # see graph/quantized.py
         return (
-            _product_of_integers(bb, left, right, v) if of_weight and 0 not in (*a, *b) else default(bb, call)
+            _product_of_integers(bb, left, right, v, lookup)
+            if of_weight and 0 not in (*a, *b)
+            else default(bb, call)
         )
     if of_weight:
         dense = Dense(_rows(a), *b)
@@ -85,15 +87,11 @@ def _rows(shape: tuple) -> int:
     return rows if isinstance(rows, int) else max(dim_hint(rows), _DYNAMIC_ROWS)
 
 
-def _product_of_integers(bb, left, right, v):
-    columns = known_shape(right.ty)[1]
-    config = dot_matmul.default(_rows(known_shape(left.ty)), *known_shape(right.ty), v)
-    panels = relax.const(dot_matmul.pack(right.value.numpy(), config, v.lanes))
-
-    def compute(x, y):
-        return dot_matmul.compute(x, y, columns, config)
-
-    return _fusable(bb, "dense_of_integers", compute, left, panels)
+def _product_of_integers(bb, left, right, v, lookup):
+    dense = Dense(_rows(known_shape(left.ty)), *known_shape(right.ty), dtype="uint8")
+    config = dense.config(lookup, v)
+    panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
+    return _fusable(bb, "dense_of_integers", dense.compute, left, panels, config)
 
 
 def _power(bb, call):

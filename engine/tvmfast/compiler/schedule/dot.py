@@ -7,6 +7,7 @@ exact: `vpmaddubsw`, which saturates, is not among them.
 TVM's own VNNI_DOT_16x4_INTRIN passes <16 x i32>, where the intrinsic of LLVM 22 takes <64 x i8>.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,6 +78,27 @@ DOTS = {
         Dot(PLAIN, "uint8", "int8", 1),
     )
 }
+
+
+_SUMS = {  # by LLVM's function: the products and sums of a lane of int32
+    **dict.fromkeys(("llvm.x86.avx512.vpdpbusd.512", "llvm.x86.avx512.vpdpbusd.256"), 8),
+    "llvm.aarch64.neon.usdot.v4i32.v16i8": 8,
+    **dict.fromkeys(
+        ("llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx2.pmadd.wd", "llvm.x86.sse2.pmadd.wd"), 3
+    ),  # without the addition to the sums
+}
+
+
+def operations(call) -> int:
+    """Return the products and sums of a lane of a call of an instruction; 0 of any other call."""
+    if getattr(call.op, "name", "") != "tirx.call_llvm_pure_intrin":
+        return 0
+    return _by_number().get(int(call.args[0]), 0)
+
+
+@functools.cache
+def _by_number() -> dict[int, int]:
+    return {int(T.call_llvm_pure_intrin("int32", name).args[0]): n for name, n in _SUMS.items()}
 
 
 def tensorize(sch: Schedule, block, dot: Dot, lanes: int) -> None:

@@ -13,6 +13,8 @@ import onnx
 from onnx.helper import make_node
 from onnx.numpy_helper import from_array, to_array
 
+from ...core import packed_weights
+from ...core.packed_weights import Packed
 from .control_flow import label_of
 from .graph import opset_of, replace
 
@@ -185,12 +187,15 @@ def _name(dtype: int) -> str:
 # ---------------------------------------------------------------- float operators in their place
 
 
-def expand(proto: onnx.ModelProto) -> None:
-    """Replace quantized operators, in place, and turn scales and zero points into Constant nodes."""
+def expand(proto: onnx.ModelProto) -> dict[str, Packed]:
+    """Replace quantized operators, in place, and turn scales and zero points into Constant nodes.
+
+    Returns the packed form of weights, by name, for `packed_weights.with_packed`.
+    """
     graph = proto.graph
     nodes = list(_nodes(graph))
     if not any(map(_is_quantized, nodes)):
-        return
+        return {}
     model = _Model(proto, nodes)
     _expand(graph, model)
     names = {name for node in nodes for _, *each, _ in _parameters(node) for name in each}
@@ -198,14 +203,19 @@ def expand(proto: onnx.ModelProto) -> None:
     constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
     replace(graph.node, [*constants, *graph.node])
     replace(graph.initializer, [each for each in graph.initializer if each.name not in names] + model.weights)
+    return model.packed
 
 
 class _Model:
-    """The model whose operators are replaced: its opset, constants and names; `weights` are new ones."""
+    """The model whose operators are replaced: its opset, constants and names; `weights` are new ones.
+
+    `packed` has those of `weights`, by name, that fit into 4 or 8 bits.
+    """
 
     def __init__(self, proto: onnx.ModelProto, nodes: list[onnx.NodeProto]):
         self.opset, self.tensors = opset_of(proto, 1), _constants(proto.graph)
         self.weights: list[onnx.TensorProto] = []
+        self.packed: dict[str, Packed] = {}
         self.names = {name for node in nodes for name in (*node.input, *node.output)}
         self.names |= {each.name for each in (*proto.graph.initializer, *proto.graph.input)}
 
@@ -406,7 +416,7 @@ def _dynamic_mat_mul(part: _Part) -> None:
 
 
 def _mat_mul_n_bits(part: _Part) -> None:
-    """Dequantize the weights of a language model, which becomes one of float32."""
+    """Dequantize the weights of a language model, whose shapes are known then, and keep their bits aside."""
     bits, block = part.attributes.get("bits", 4), part.attributes["block_size"]
     columns, rows = part.attributes["N"], part.attributes["K"]
     packed, scales, zeros = (part.weight(number) for number in (1, 2, 3))
@@ -430,9 +440,13 @@ def _mat_mul_n_bits(part: _Part) -> None:
             f"{label_of(part.node)}: expected finite scales, got NaN or infinite ones; quantize the "
             "model again"
         )
-    weight = dequantized_blocks(packed, scales, zeros, bits, block, rows, columns)
+    q, zero = _blocks(packed, scales, zeros, bits, block, rows, columns)
+    weight = (q.astype(scales.dtype) - zero[..., None]) * scales.reshape(columns, -1, 1)
+    weight = np.ascontiguousarray(weight.reshape(columns, -1)[:, :rows].T)
     name = part.unused("weight")
     part.model.weights.append(from_array(weight, name))
+    if (as_packed := _packed(q, zero, scales, rows)) is not None:
+        part.model.packed[name] = as_packed
     outputs = {"output": part.node.output[0]}
     if part.input(5):
         part.add("Add", part.add("MatMul", part.input(0), name), part.input(5), **outputs)
@@ -440,7 +454,7 @@ def _mat_mul_n_bits(part: _Part) -> None:
         part.add("MatMul", part.input(0), name, **outputs)
 
 
-def dequantized_blocks(
+def _blocks(
     packed: np.ndarray,
     scales: np.ndarray,
     zeros: np.ndarray | None,
@@ -448,8 +462,8 @@ def dequantized_blocks(
     block: int,
     rows: int,
     columns: int,
-) -> np.ndarray:
-    """Return the weights (rows, columns) of MatMulNBits, in the dtype of the scales.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of MatMulNBits, uint8 (columns, blocks, block), and the zero point of each block.
 
     Each column is stored in blocks of `block` rows, of `bits` bits a number, the first in the lowest bits of
     a byte; a block has a scale and a zero point, packed likewise by column, or unpacked in the scales' dtype.
@@ -463,8 +477,29 @@ def dequantized_blocks(
         zero = _unpacked(zeros.reshape(columns, -1), bits)[:, :blocks].astype(scales.dtype)
     else:
         zero = zeros.reshape(columns, blocks)
-    weight = (q.astype(scales.dtype) - zero[..., None]) * scales.reshape(columns, blocks, 1)
-    return np.ascontiguousarray(weight.reshape(columns, -1)[:, :rows].T)
+    return q, zero
+
+
+def _packed(q: np.ndarray, zero: np.ndarray, scales: np.ndarray, rows: int) -> Packed | None:
+    """Return the same weights, (columns, rows), in 4 bits, or in 8 if less their zero points they need them.
+
+    None if not even these hold them, the zero points are no integers, or they are not of float32.
+    """
+    columns, blocks, block = q.shape
+    if block % packed_weights.WORD or scales.dtype != np.float32 or (zero != np.rint(zero)).any():
+        return None
+    integers = (q.astype("int16") - zero.astype("int16")[..., None]).reshape(columns, -1)[:, :rows]
+    low, high = integers.min(initial=0), integers.max(initial=0)
+    if low < -128 or high > 127:
+        return None
+    integers = integers.astype("int8")
+    if low >= -8 and high <= 7:
+        integers = packed_weights.in_words(integers)
+    scales = scales.reshape(columns, blocks)
+    with np.errstate(over="ignore"):
+        halves = scales.astype("float16")
+    exact = (halves.astype("float32") == scales).all()
+    return Packed(integers, halves if exact else scales, block, rows)
 
 
 def _unpacked(data: np.ndarray, bits: int) -> np.ndarray:

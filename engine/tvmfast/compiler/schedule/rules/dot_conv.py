@@ -5,6 +5,8 @@ An iteration of the reduction takes as many neighbouring channels of a pixel as 
 ../dot.py), broadcast to all lanes, and a register of weights for each block of output channels.
 """
 
+import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +18,9 @@ from ....core.relax import ceildiv, round_up, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
 from ..dot import DOTS, tensorize
 from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
-from ..rule import ScheduleRule
+from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
+from ..workloads.workload import Workload
 from . import direct_conv
 
 _NAME = "dot_conv"
@@ -25,9 +28,11 @@ _LARGEST_BLOCK = 8  # tiles of pixels of a task of a line
 
 
 class DotConv(ScheduleRule):
-    """Convolution of uint8 data with int8 weights, not depthwise."""
+    """Convolution of uint8 data with int8 weights, not of groups."""
 
     name = _NAME
+    serves = "convolutions of 8-bit integers"
+    dtype = "uint8"
 
     @dataclass(frozen=True)
     class Config:
@@ -35,10 +40,11 @@ class DotConv(ScheduleRule):
 
         Attributes:
             instruction: A key of `DOTS`.
-            tile_ow: Pixels of the register tile.
+            tile_ow: Pixels of the register tile. Searched, as is what follows: as in `direct_conv`.
             tile_oc: Blocks of x output channels in it.
             loop_order: The outer loop: "rows" (of an image, or blocks of pixels) or "channels".
             block: Of a line, the tiles of pixels computed before the next output channels; of an image 1.
+                Searched: 1, 2, 4, 8, padded by at most 10 %.
         """
 
         instruction: str
@@ -46,6 +52,73 @@ class DotConv(ScheduleRule):
         tile_oc: int
         loop_order: str
         block: int = 1
+
+    EXAMPLES = (
+        Convolution((1, 3, 17, 19), (40, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1, False, "uint8"),
+        Convolution((2, 40, 9, 8), (24, 40, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True, "uint8"),
+        Convolution((1, 32, 7, 9), (72, 32, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, True, "uint8"),
+    )
+
+    def applies(self, workload: Workload, simd: Simd) -> bool:
+        return isinstance(workload, Convolution) and workload.groups == 1
+
+    def default(self, workload: Convolution, simd: Simd) -> Config:
+        return default(workload, simd)
+
+    def space(self, workload: Convolution, simd: Simd) -> list[Config]:
+        height, width = workload.out_size
+        line = height * width if workload.is_pointwise else 0
+        blocks = ceildiv(workload.weight[0], simd.lanes)
+        tiles = direct_conv.tiles(line or width, blocks, simd)
+        sizes = [
+            (tile_ow, tile_oc, block)
+            for tile_ow, tile_oc in tiles
+            for block in (_blocks(ceildiv(line, tile_ow)) if line else [1])
+        ]
+        return [
+            self.Config(simd.dot, tile_ow, tile_oc, order, block)
+            for (tile_ow, tile_oc, block), order in itertools.product(sizes, ("rows", "channels"))
+        ]
+
+    def packed_shape(self, workload: Convolution, config, lanes: int) -> tuple[int, ...]:
+        (outs, ins, *window), inner = workload.weight, workload.packed_input_shape(lanes)[-1]
+        terms = DOTS[config.instruction].terms
+        blocks = round_up(ceildiv(outs, lanes), config.tile_oc)
+        return blocks, ceildiv(ins, inner), *window, inner // terms, lanes, terms
+
+    def packed_dtype(self, config) -> str:
+        return DOTS[config.instruction].weight
+
+    def pack(self, workload: Convolution, weight: np.ndarray, config, lanes: int) -> np.ndarray:
+        return pack(weight, config, workload.packed_input_shape(lanes)[-1], lanes)
+
+    def compute(self, data, weight, workload: Convolution, config):
+        return compute(data, weight, workload, config)
+
+    def loops(self, workload: Convolution, config, lanes: int) -> Loops:
+        """Return the sizes of the kernel's loops: a product for each image of a line, or each row."""
+        (height, width), (outs, ins, *window) = workload.out_size, workload.weight
+        images, n = workload.data[0], ceildiv(outs, lanes)
+        channel_tiles = ceildiv(n, config.tile_oc)
+        if workload.is_pointwise:
+            products, m = images, height * width
+            rows = images * ceildiv(m, config.tile_ow * config.block)
+        else:
+            products, m = images * height, width
+            rows = products
+        return Loops(
+            tile_m=config.tile_ow,
+            tile_n=config.tile_oc,
+            m=m,
+            n=n,
+            products=products,
+            rows=images * height * width,
+            k=ceildiv(ins, DOTS[config.instruction].terms) * math.prod(window),
+            n_tasks=rows * channel_tiles,
+            block_m=config.block,
+            n_outer=rows if config.loop_order == "rows" else channel_tiles,
+            stride=workload.strides[0],
+        )
 
     def schedule(self, sch: Schedule, config: Config) -> None:
         dot, names = DOTS[config.instruction], block_names(sch)
@@ -107,14 +180,18 @@ def pack(weight: np.ndarray, config: DotConv.Config, inner: int, lanes: int) -> 
     return DOTS[config.instruction].pack(split, lanes)
 
 
-def compute(data, weight, conv: Convolution, zero: int, config: DotConv.Config):
+def _blocks(tiles: int) -> list[int]:
+    """List the blocks of a line's tiles to search."""
+    return [n for n in (1, 2, 4, _LARGEST_BLOCK) if n <= tiles and (round_up(tiles, n) - tiles) * 10 <= tiles]
+
+
+def compute(data, weight, conv: Convolution, config: DotConv.Config):
     """Return the sums (N, blocks, OH, OW, x) in int32 of the products of data and weights.
 
     Args:
         data: uint8, (N, I, H, W, i).
         weight: As `pack` returns it.
-        conv: The convolution; its `data` say nothing of the channels' layout.
-        zero: The value that the image is padded with.
+        conv: The convolution.
         config: How to compute them.
     """
     dot = DOTS[config.instruction]
@@ -125,11 +202,11 @@ def compute(data, weight, conv: Convolution, zero: int, config: DotConv.Config):
     full_w = round_up(out_w, config.tile_ow)
     if is_line:
         pixels, full = h * w, round_up(h * w, config.tile_ow * config.block)
-        data = _padded(data, dot.data, (0, 0), (h, w), zero)
+        data = _padded(data, dot.data, (0, 0), (h, w), conv.zero)
     else:
         reach_h, reach_w = conv.reach
         size = (out_h - 1) * sh + reach_h, (full_w - 1) * sw + reach_w
-        data = _padded(data, dot.data, conv.padding[:2], size, zero)
+        data = _padded(data, dot.data, conv.padding[:2], size, conv.zero)
     extents = {"i": ins, "kh": kernel_h, "kw": kernel_w, "ii": inner // dot.terms, "q": dot.terms}
     if is_line:
         del extents["kh"], extents["kw"]
@@ -149,7 +226,7 @@ def compute(data, weight, conv: Convolution, zero: int, config: DotConv.Config):
         pixel = data[b, i, y * sh + kh * dh, x * sw + kw * dw, ii * dot.terms + q]
         return total(pixel, weight[k, i, kh, kw, ii, c, q])
 
-    attrs = attribute(DotConv().as_dict(config))
+    attrs = attribute(DotConv().as_dict(config), conv)
     shape = n, ceildiv(conv.weight[0], lanes), out_h, out_w, lanes
     if is_line:
         line = te.compute((n, out, full, lanes), of_line, name=_NAME, attrs=attrs)
