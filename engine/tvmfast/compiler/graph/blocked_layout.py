@@ -31,7 +31,7 @@ from ...core.relax import (
     unwrap_ints,
 )
 from ...core.simd import Simd, pad_to
-from ..schedule.rules import dot_conv, paired, repack_channels
+from ..schedule.rules import amx_conv, dot_conv, paired, repack_channels
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
@@ -202,7 +202,7 @@ class _Blocker(relax.PyExprMutator):
         static = all(isinstance(dim, int) for dim in found.shape[1:])
         config = conv.config(self.lookup, self.simd) if static else conv.config_for_dynamic_dims(self.simd)
         if self.in_pairs and static:
-            config = paired.instead_of(conv, config)
+            config = paired.instead_of(conv, config, found.shape, self.simd)
         source = self.visit_expr(data) if is_image else block.expr
         if is_image and found.is_line:
             source = self.builder_.emit(relax.op.expand_dims(source, 2))
@@ -243,11 +243,14 @@ class _Blocker(relax.PyExprMutator):
             source = self.builder_.emit(source)
         else:
             source, inner = self._block(data).expr, self.lanes
-        config = dot_conv.default(conv, self.simd)
+        if inner == self.lanes and amx_conv.fits(conv, found.shape, self.simd, "tdpbusd"):
+            rule, config = amx_conv, amx_conv.default(conv, "tdpbusd")
+        else:
+            rule, config = dot_conv, dot_conv.default(conv, self.simd)
         result = self.builder_.call_te(
-            lambda data, kernel: dot_conv.compute(data, kernel, conv, padding, config),
+            lambda data, kernel: rule.compute(data, kernel, conv, padding, config),
             source,
-            relax.const(dot_conv.pack(found.weight, config, inner, self.lanes)),
+            relax.const(rule.pack(found.weight, config, inner, self.lanes)),
             primfunc_name_hint="conv2d_of_integers",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )

@@ -14,7 +14,7 @@ from ...core.protocols import Lookup
 from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
-from ..schedule.rules import dot_matmul, paired, row_reduction
+from ..schedule.rules import amx_matmul, dot_matmul, paired, row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
 from . import conv_transpose, dynamic_reshape, ieee754, norms, quantize, scatter
@@ -69,7 +69,7 @@ def _matmul(bb, call, v, lookup, in_pairs):
     if of_weight:
         dense = Dense(_rows(a), *b)
         config = dense.config(lookup, v)
-        config = paired.instead_of(dense, config) if in_pairs else config
+        config = paired.instead_of(dense, config, a, v) if in_pairs else config
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
     left_shape, right_shape = (
@@ -86,12 +86,15 @@ def _rows(shape: tuple) -> int:
 
 
 def _product_of_integers(bb, left, right, v):
-    columns = known_shape(right.ty)[1]
-    config = dot_matmul.default(_rows(known_shape(left.ty)), *known_shape(right.ty), v)
-    panels = relax.const(dot_matmul.pack(right.value.numpy(), config, v.lanes))
+    shape, (depth, columns) = known_shape(left.ty), known_shape(right.ty)
+    if amx_matmul.fits(shape, v, "tdpbusd"):
+        rule, config = amx_matmul, amx_matmul.default(shape[-2], depth, columns, "tdpbusd")
+    else:
+        rule, config = dot_matmul, dot_matmul.default(_rows(shape), depth, columns, v)
+    panels = relax.const(rule.pack(right.value.numpy(), config, v.lanes))
 
     def compute(x, y):
-        return dot_matmul.compute(x, y, columns, config)
+        return rule.compute(x, y, columns, config)
 
     return _fusable(bb, "dense_of_integers", compute, left, panels)
 
