@@ -219,7 +219,7 @@ def assembly(instruction: str, rng, layer) -> str:
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
 @pytest.mark.parametrize(
-    "layer", [((1, 64, 28, 28), 64, 3), ((1, 128, 14, 14), 64, 1), ((64, 256), 64, 0)], ids=["3x3", "1x1", "product"]
+    "layer", [((1, 512, 14, 14), 32, 3), ((1, 2048, 7, 14), 32, 1), ((64, 2048), 64, 0)], ids=["3x3", "1x1", "product"]
 )
 def test_the_inner_loop_multiplies_four_tiles_and_loads_four(rng, instruction, layer):
     text = assembly(instruction, rng, layer)

@@ -346,12 +346,22 @@ def _has_tiles(body) -> bool:
 
 
 def _configured(body, words: list[int]) -> tirx.Stmt:
-    """Return a statement between the load of the configuration, from the stack, and its release."""
+    """Return a statement between the load of the configuration, from the stack, and its release.
+
+    What it allocates, as the sums that the epilogue reads, it does once, not for each register tile.
+    """
+    held = []
+
+    def hoisted(alloc):
+        held.append(alloc)
+        return tirx.Evaluate(tirx.const(0, "int32"))
+
+    body = tvm_ffi.structural_map(body, (tirx.AllocBuffer, hoisted))
     pointer = tirx.Var("tiles", PointerType(PrimType("int32")))
     stack = tirx.call_intrin(pointer.ty, "tirx.tvm_stack_alloca", "shape", len(words) // 2)  # of 8 bytes
     buffer = tirx.decl_buffer((len(words),), "int32", "tiles", data=pointer)
     stores = [tirx.BufferStore(buffer, tirx.const(word, "int32"), [n]) for n, word in enumerate(words)]
-    before = [tirx.Bind(pointer, stack), tirx.DeclBuffer(buffer, data=pointer), *stores]
+    before = [*held, tirx.Bind(pointer, stack), tirx.DeclBuffer(buffer, data=pointer), *stores]
     return tirx.SeqStmt([*before, _do("ldtilecfg", pointer), body, _do("tilerelease")])
 
 
