@@ -86,7 +86,7 @@ def pytest_sessionstart(session):
 
 
 # Instruction sets that TESTS_LIMIT takes from the target of this machine, in the processes that run tests.
-_LIMITS = {"avx2": "avx512|avxvnni", "avx512-no-vnni": "avx512vnni|avx512bf16|avx512fp16|avxvnni"}
+_LIMITS = {"avx2": "avx512|avxvnni|amx", "avx512-no-vnni": "avx512vnni|avx512bf16|avx512fp16|avxvnni|amx"}
 
 
 def _limit_target(limit: str) -> None:
@@ -322,6 +322,15 @@ def inner_loops(assembly: str, instruction: str) -> list[list[str]]:
         elif line.split() and line.split()[-1] in labels:
             loops.append(lines[labels[line.split()[-1]] : number + 1])
     return [loop for loop in loops if any(instruction in line for line in loop)]
+
+
+def without(*sets: str) -> dict:
+    """This machine's target without instruction sets that the CPU may have."""
+    from tvmfast.core import machine
+
+    spec = json.loads(machine.target_json(machine.host_target()))
+    lacking = [f"-{each}" for each in sets if each in machine.instruction_sets()]
+    return spec | ({"mattr": [*spec.get("mattr", ()), *lacking]} if lacking else {})
 
 
 def imported(script: Path) -> ModuleType:

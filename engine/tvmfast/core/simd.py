@@ -12,6 +12,7 @@ from . import machine
 from .relax import ceildiv
 
 PLAIN = "plain"  # no instruction for dot products of 8-bit integers
+_AMX = {"tdpbusd": "amx-int8", "tdpbf16ps": "amx-bf16"}
 _NEAR = 16 << 10  # bytes of weights that stay in a core's L1 cache beside the data
 
 
@@ -27,12 +28,14 @@ class Simd:
             and LLVM loads those of several rows ahead: tiles that leave fewer than 9 keep sums on the stack.
         dot: The instruction for dot products of 8-bit integers, a key of `schedule.dot.DOTS`. Kernels of
             floats do not depend on it.
+        tiles: The instructions that multiply tiles of AMX, keys of `schedule.amx.INSTRUCTIONS`.
     """
 
     lanes: int
     registers: int
     inputs: int = 1
     dot: str = field(default=PLAIN, compare=False, repr=False)
+    tiles: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def fits(self, rows: int, blocks: int) -> bool:
         """Return whether a tile fits: accumulators, a vector of weights per block, and the inputs."""
@@ -89,9 +92,10 @@ def simd_of(target: tvm.target.Target) -> Simd:
     """Return the vector registers of a CPU target."""
     sets = machine.target_instruction_sets(target)
     if "avx512f" in sets:
-        return Simd(
-            16, 32, dot=_dot(sets, "vpdpbusd 512" if "avx512vnni" in sets else "vpmaddwd 512", "avx512bw")
-        )
+        dot = _dot(sets, "vpdpbusd 512" if "avx512vnni" in sets else "vpmaddwd 512", "avx512bw")
+        system = machine.system(str(target.attrs.get("mtriple") or ""))
+        amx = _AMX if system == "Linux" and "amx-tile" in sets else {}  # which is asked for tiles
+        return Simd(16, 32, dot=dot, tiles=tuple(name for name, isa in amx.items() if isa in sets))
     if "avx" in sets:
         vnni = "avxvnni" in sets or {"avx512vnni", "avx512vl"} <= {*sets}
         return Simd(8, 16, dot=_dot(sets, "vpdpbusd 256" if vnni else "vpmaddwd 256", "avx2"))

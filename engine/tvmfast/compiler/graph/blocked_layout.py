@@ -30,7 +30,7 @@ from ...core.relax import (
     unwrap_ints,
 )
 from ...core.simd import Simd, pad_to
-from ..schedule.rules import paired, repack_channels
+from ..schedule.rules import amx_conv, paired, repack_channels
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
@@ -201,7 +201,7 @@ class _Blocker(relax.PyExprMutator):
         static = all(isinstance(dim, int) for dim in found.shape[1:])
         config = conv.config(self.lookup, self.simd) if static else conv.config_for_dynamic_dims(self.simd)
         if self.in_pairs and static:
-            config = paired.instead_of(conv, config)
+            config = paired.instead_of(conv, config, found.shape, self.simd)
         source = self.visit_expr(data) if is_image else block.expr
         if is_image and found.is_line:
             source = self.builder_.emit(relax.op.expand_dims(source, 2))
@@ -244,7 +244,7 @@ class _Blocker(relax.PyExprMutator):
             source = self.builder_.emit(source)
         else:
             source = self._block(data).expr
-        config = conv.config(self.lookup, self.simd)
+        config = amx_conv.config_of_integers(conv, found.shape, self.simd) or conv.config(self.lookup, self.simd)
         result = self.builder_.call_te(
             lambda data, kernel: conv.compute(data, kernel, config),
             source,

@@ -16,6 +16,7 @@ from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
 from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
+from ..schedule.amx import configure_tiles, use_tiles
 from ..schedule.pairs import call_instructions
 from ..schedule.parallel import share_loops
 from . import long_sums
@@ -51,7 +52,10 @@ def _lowering() -> tuple:
     before = _on_each_kernel("OpaqueFloats", opaque)
     after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
     return tvm.transform.Sequential(
-        [before, long_sums.add_in_blocks(), lower, after, call_instructions()]
+        [
+            *(use_tiles(), before, long_sums.add_in_blocks()),
+            *(lower, after, configure_tiles(), call_instructions()),
+        ]
     ), *finalize
 
 

@@ -14,7 +14,7 @@ from ...core.protocols import Lookup
 from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
-from ..schedule.rules import paired, row_reduction
+from ..schedule.rules import amx_matmul, paired, row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
 from . import conv_transpose, dynamic_reshape, ieee754, norms, quantize, scatter
@@ -71,7 +71,7 @@ def _matmul(bb, call, v, lookup, in_pairs):
     if of_weight:
         dense = Dense(_rows(a), *b)
         config = dense.config(lookup, v)
-        config = paired.instead_of(dense, config) if in_pairs else config
+        config = paired.instead_of(dense, config, a, v) if in_pairs else config
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
     left_shape, right_shape = (
@@ -88,8 +88,9 @@ def _rows(shape: tuple) -> int:
 
 
 def _product_of_integers(bb, left, right, v, lookup):
-    dense = Dense(_rows(known_shape(left.ty)), *known_shape(right.ty), dtype="uint8")
-    config = dense.config(lookup, v)
+    shape = known_shape(left.ty)
+    dense = Dense(_rows(shape), *known_shape(right.ty), dtype="uint8")
+    config = amx_matmul.config_of_integers(dense, shape, v) or dense.config(lookup, v)
     panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
     return _fusable(bb, "dense_of_integers", dense.compute, left, panels, config)
 

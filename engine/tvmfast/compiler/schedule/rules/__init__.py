@@ -7,6 +7,8 @@ winograd         3x3 convolutions of stride 1, with fewer multiplications
 matmul           products with a weight known at compile time
 dot_conv         convolutions of 8-bit integers
 dot_matmul       products of 8-bit integers with a weight known at compile time
+amx_conv         convolutions of 8-bit integers or bfloat16, by AMX
+amx_matmul       products of 8-bit integers or bfloat16 with a weight known at compile time, by AMX
 paired           convolutions and products in bfloat16, by AVX512_BF16
 batch_matmul     products of two activations
 skinny_gemm      products of a few rows with a strided view

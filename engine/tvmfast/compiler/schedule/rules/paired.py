@@ -2,7 +2,7 @@
 
 The rules are those of float32 on pairs: the data are rounded once, in a stage before the products, and every
 two blocks of channels become one of pairs, so that layouts, tiles and loops stay as they are. A build asks
-for them by its dtype; they are no part of tuning.
+for them by its dtype; they are no part of tuning. A CPU with AMX multiplies tiles instead, where it gains.
 
 Data and weights of Winograd's method are rounded after their transforms. With F(4x4, 3x3) the error of a
 layer is up to five times that of a direct convolution in bfloat16; in the results of a ResNet-18, twice.
@@ -15,15 +15,16 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ....core.relax import ceildiv, round_up, unwrap_ints
+from ....core.simd import Simd
 from .. import pairs
 from ..epilogue import block_names, parallel
 from ..rule import RULES, ScheduleRule
 from ..workloads.conv2d import Convolution
 from ..workloads.dense import Dense
 from ..workloads.workload import Workload
-from . import direct_conv, matmul, pointwise, winograd
+from . import amx_conv, amx_matmul, direct_conv, matmul, pointwise, winograd
 
-_STAGE = "pairs"
+_STAGE, _TILES = "pairs", "tdpbf16ps"
 _FEW = 4  # rows, for which the weights' memory counts, not the arithmetic
 
 
@@ -42,16 +43,21 @@ class _Paired:
         return pairs.accumulate(super().finish(func, config))
 
 
-def instead_of(workload: Workload, config: dict) -> dict:
-    """Return the config of the paired rule that computes as a config of float32 does, or this one.
+def instead_of(workload: Workload, config: dict, shape: tuple, simd: Simd) -> dict:
+    """Return the config of the rule that computes in bfloat16 what a config of float32 does, or this one.
 
     A product of few rows keeps its own: it waits for its weights, and rounds no data. So do convolutions of
-    groups, and of a single block of channels.
+    groups, and of a single block of channels. `shape` is that of the data, with its dynamic dims.
     """
     if isinstance(workload, Dense):
         paired = workload.rows >= _FEW
     else:
         paired = workload.blocked and workload.groups == 1 and workload.data[1] > pairs.LANES
+    if isinstance(workload, Dense):
+        if amx_matmul.fits(shape, simd, _TILES):
+            return RULES["amx_matmul"].as_dict(amx_matmul.default(*workload.data, workload.columns, _TILES))
+    elif amx_conv.fits(workload, shape, simd, _TILES):
+        return RULES["amx_conv"].as_dict(amx_conv.default(workload, _TILES))
     name = f"{config['family']}_bf16"
     return config | {"family": name} if paired and name in RULES else config
 
