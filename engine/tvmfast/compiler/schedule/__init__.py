@@ -7,6 +7,7 @@ rules         a schedule for each kind of workload, a file each
 What rules share:
 
 rule          what a rule provides, and the registry of rules
+direct_tiles  tiles of Winograd's convolution that are not finite
 dot           instructions for dot products of 8-bit integers
 epilogue      operators fused after a kernel; vector and parallel loops
 pairs         products of pairs of bfloat16
