@@ -40,6 +40,7 @@ import tvmfast
 from tvmfast.compiler import codegen
 from tvmfast.compiler.legalize import ieee754
 from tvmfast.core import machine
+from tvmfast.frontends.mxnet import gluon
 from tvmfast.frontends.onnx.checks import deciding_inputs
 
 SEED = 20261127
@@ -716,6 +717,9 @@ def _asked(kind: str, levels: list[int], groups: list[str]) -> Iterator[tuple[in
 
 
 def _main(kind: str, levels: list[int], first: int = 0, count: int = 0) -> None:
+    if kind == "mxnet" and not gluon.installed():
+        print("MXNet is not installed")
+        return
     known = {level: _known(kind, level) for level in levels}
     left = [str(number) for number in range(first, first + count) if any(number not in known[n] for n in levels)]
     FILES.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,9 @@ class _Tile:
         """Return the loops that sum up the products of inputs and weights."""
         size, _, lanes = self.direct.shape
         (load,) = (each for each in _all(self.weight, tvm.ir.TensorLoad) if len(each.indices) == 6)
-        y, x, i, ii, c = (tirx.Var(name, load.indices[3].ty.dtype) for name in ("y", "x", "i", "ii", "c"))
+        y, x, i, ii, c = (
+            tirx.Var(name, str(load.indices[3].ty.dtype)) for name in ("y", "x", "i", "ii", "c")
+        )
         b, ty, tx, k, row, column = self.at
 
         def of_weight(p, q):
