@@ -221,7 +221,7 @@ class Draw:
         model: `(IRModule, params)` else.
     """
 
-    def __init__(self, frontend: Any, kind: str, number: int):
+    def __init__(self, frontend: Any, kind: str, number: int, imports: bool = True):
         self.number, self.situation, self.model, self.outcome = number, None, None, ""
         self.name = frontend.names[number % len(frontend.names)]  # each operator comes in turn
         rng = np.random.default_rng([SEED, number])
@@ -239,7 +239,7 @@ class Draw:
             self.outcome = f"none: {type(error).__name__}"
             return
         try:
-            self.model = self.case.model(self.inputs, self._shapes())
+            self.model = self.case.model(self.inputs, self._shapes()) if imports else None
         except Exception as error:
             self.outcome = _error(error)
 
@@ -661,10 +661,12 @@ def _serve(kind: str, levels: list[int]) -> None:
     frontend = FRONTENDS[kind]()
     for group in json.load(sys.stdin):
         numbers = list(map(int, group.split()))
-        lines = list(outcomes(frontend, kind, levels, numbers, lambda number: _now(kind).write_text(str(number))))
-        if not levels:  # only the framework
-            lines = [(0, Draw(frontend, kind, number).line("")) for number in numbers]
-        print(json.dumps(lines), file=replies, flush=True)
+        if levels:
+            lines = outcomes(frontend, kind, levels, numbers, lambda number: _now(kind).write_text(str(number)))
+        else:  # the framework alone
+            draws = [Draw(frontend, kind, number, imports=False) for number in numbers]
+            lines = [(0, draw.line("")) for draw in draws if draw.outcome or draw.reference]
+        print(json.dumps(list(lines)), file=replies, flush=True)
 
 
 def _now(kind: str) -> Path:
@@ -701,6 +703,7 @@ def _asked(kind: str, levels: list[int], groups: list[str]) -> Iterator[tuple[in
     while groups:
         command = [sys.executable, "-W", "ignore", __file__, "serve", kind, ",".join(map(str, levels))]
         now, groups = groups[:AGAIN], groups[AGAIN:]
+        _now(kind).write_text("")
         for group, lines in forked.replies(command, now, SECONDS):
             if not isinstance(lines, str):
                 yield from lines
