@@ -5,14 +5,18 @@ tests (`onnx_suite.py`), and the symbols of `test_import_mxnet.py`. It changes t
 their dtype, a size that they share, which may also be a dynamic dim, or how they lie in memory. The framework decides
 whether that is valid still. Its results, or those of its float64, are the right ones.
 
-    python engine/tests/adversarial.py FRONTEND LEVEL FIRST COUNT   # torch, onnx or mxnet; draws FIRST to FIRST + COUNT
-    python engine/tests/adversarial.py FRONTEND LEVEL               # the table of operators and situations so far
+    python engine/tests/adversarial.py FRONTEND LEVELS FIRST COUNT  # torch, onnx or mxnet; 0,3; draws from FIRST on
+    python engine/tests/adversarial.py FRONTEND LEVELS              # the table of operators and situations so far
 
-A draw depends on its number alone. It runs in a process that it may end; its outcome is a line of a file in .cache,
-and is not made twice. An outcome is "equal", "refused" (in words that name what), "unclear" (in others), "wrong",
-"crash", "hang", or "none" where the framework refuses the inputs, too.
+Each draw is imported by itself, once for all levels. Then many are one network, which is built and run in a tenth of
+the time; where that fails, its halves are, down to the draw that fails alone. Kernels of level 0 are spared LLVM's
+optimizer. A draw depends on its number alone. It runs in a process that it may end; its outcome is a line of a file in
+.cache for each level, and is not made twice. An outcome is "equal", "refused" (in words that name what), "unclear" (in
+others), "wrong", "crash", "hang", or "none" where the framework refuses the inputs, too.
 """
 
+import functools
+import itertools
 import json
 import math
 import os
@@ -20,33 +24,44 @@ import resource
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import forked
 import ml_dtypes
 import numpy as np
+import tvm
 from agreement import Reference, close
+from tvm import relax, tirx
 
 import tvmfast
+from tvmfast.compiler import codegen
+from tvmfast.compiler.legalize import ieee754
+from tvmfast.core import machine
+from tvmfast.frontends.mxnet import gluon
 from tvmfast.frontends.onnx.checks import deciding_inputs
 
 SEED = 20261127
-SECONDS = 120  # for one draw
+SECONDS = 120  # for the draws of one network
+TOGETHER, TOGETHER_DYNAMIC = 48, 6  # draws of one network, at most
+AGAIN = 40  # networks of one process
+LLVM = {0: {"opt-level": 0}}  # its options by level, beside those of a build
 RUNS = 3  # of the framework in float64, with inputs that are rounded differently
-LARGEST, MEMORY = 1 << 21, 12 << 30  # elements of an input, and bytes of a process that draws, at most
+LARGEST, MEMORY = 1 << 18, 12 << 30  # elements of an input, and bytes of a process that draws, at most
+LARGEST_RESULT = 1 << 20  # elements
 FILES = Path(__file__).parents[2] / ".cache" / "adversarial"
 CLEAR = (NotImplementedError, ValueError, IndexError, TypeError)
 KINDS = ("equal", "refused", "unclear", "none", "wrong", "crash", "hang")
 
 
 class Case(NamedTuple):
-    """An operator with inputs, and what runs it: each takes arrays and returns a list of arrays."""
+    """An operator with inputs, and what runs and imports it. What runs it takes arrays, and returns a list of them."""
 
     inputs: list[np.ndarray]
     framework: Callable[..., list[np.ndarray]]
-    ours: Callable[[list[np.ndarray], list[tuple], int], list[np.ndarray]]  # of inputs, their shapes, and a level
+    model: Callable[[list[np.ndarray], list[tuple]], tuple]  # (IRModule, params), of inputs and their shapes
     second: Callable[..., list[np.ndarray]] | None = None  # another opinion on what the framework leaves open
 
 
@@ -149,7 +164,7 @@ def changed(x: np.ndarray, how: Situation, rng) -> np.ndarray:
     own, other = how.size or (0, 0)
     shape = tuple(other if how.size and n == own else n for n in x.shape)
     if math.prod(shape) > LARGEST:
-        raise MemoryError
+        raise MemoryError(f"an input of {shape}")
     kind = "f" if x.dtype == ml_dtypes.bfloat16 else x.dtype.kind
     if kind == "f":
         dtype = x.dtype if how.dtype == "as it is" else np.dtype(how.dtype)
@@ -198,29 +213,191 @@ def laid_out(x: np.ndarray, layout: str) -> np.ndarray:
 # ---------------------------------------------------------------- what becomes of a draw
 
 
-def outcome(case: Case, how: Situation, level: int, rng) -> str:
-    """Run a case in a situation and say what becomes of it."""
-    try:
-        inputs = [laid_out(changed(x, how, rng), how.layout) for x in case.inputs]
-        eager = case.framework(*inputs)
-        right, beyond = _reference(case.framework, inputs, eager, rng)
-    except Exception as error:
-        return f"none: {type(error).__name__}"
-    shapes = [tuple("n" if how.dynamic and n == how.size[1] else n for n in x.shape) for x in inputs]
-    try:
-        got = case.ours(inputs, shapes, level)
-        judge(got, eager, right, beyond)
-    except AssertionError as error:
+class Draw:
+    """A draw: its operator, its situation, what the framework says, and what we import.
+
+    Attributes:
+        outcome: what becomes of it, where that is known before it is built.
+        model: `(IRModule, params)` else.
+    """
+
+    def __init__(self, frontend: Any, kind: str, number: int, imports: bool = True):
+        self.number, self.situation, self.model, self.outcome = number, None, None, ""
+        self.name = frontend.names[number % len(frontend.names)]  # each operator comes in turn
+        rng = np.random.default_rng([SEED, number])
+        self.case = frontend.case(self.name, rng)
+        if self.case is None:
+            self.outcome = "none: no sample"
+            return
+        self.situation = situation(rng, [x.shape for x in self.case.inputs], kind)
         try:
-            judge(got, case.second(*inputs), right, beyond)
-        except Exception:
-            return f"wrong: {' '.join(str(error).split())[:300]}"
+            self.inputs = [laid_out(changed(x, self.situation, rng), self.situation.layout) for x in self.case.inputs]
+            self.eager = self.case.framework(*self.inputs)
+            if sum(x.size for x in self.eager) > LARGEST_RESULT:
+                raise MemoryError("results of so many elements")
+        except Exception as error:
+            self.outcome = f"none: {type(error).__name__}"
+            return
+        try:
+            self.model = self.case.model(self.inputs, self._shapes()) if imports else None
+        except Exception as error:
+            self.outcome = _error(error)
+
+    def _shapes(self) -> list[tuple]:
+        """Those of the inputs, with a name of this draw's own for a dynamic dim."""
+        how, dim = self.situation, f"n{self.number}"
+        return [tuple(dim if how.dynamic and n == how.size[1] else n for n in x.shape) for x in self.inputs]
+
+    @property
+    def is_dynamic(self) -> bool:
+        return bool(self.situation and self.situation.dynamic)
+
+    @functools.cached_property
+    def reference(self) -> tuple[Reference | None, list | None]:
+        return _reference(self.case.framework, self.inputs, self.eager, np.random.default_rng([SEED, self.number, 1]))
+
+    def judged(self, got: "list | Exception") -> str:
+        """What becomes of the draw, given its results or the error that it has raised."""
+        if isinstance(got, Exception):
+            return _error(got)
+        try:
+            if len(got) != len(self.eager) or not all(map(_same, got, self.eager)):
+                judge(got, self.eager, *self.reference)
+        except AssertionError as error:
+            try:
+                judge(got, self.case.second(*self.inputs), *self.reference)
+            except Exception:
+                return f"wrong: {' '.join(str(error).split())[:300]}"
+        return "equal"
+
+    def line(self, outcome: str) -> dict:
+        """The draw and its outcome, as JSON data."""
+        kinds = self.situation.kinds() if self.situation else []
+        known = {"number": self.number, "name": self.name, "situation": str(self.situation)}
+        return known | {"outcome": outcome, "kinds": kinds}
+
+
+def _error(error: Exception) -> str:
+    chain = (error, error.__cause__ or error)
+    is_clear = all(isinstance(each, CLEAR) for each in chain) and "ir.Op" not in str(error)
+    words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{'refused' if is_clear else 'unclear'}: {words}"
+
+
+def outcomes(
+    frontend: Any, kind: str, levels: Sequence[int], numbers: Sequence[int], note: Callable = lambda number: None
+) -> Iterator[tuple[int, dict]]:
+    """Each level, and for each draw a line of what becomes of it there; `note` is told which is run and imported."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        draws = []
+        for number in numbers:
+            note(number)
+            draws.append(Draw(frontend, kind, number))
+        note("")
+        imported = [draw for draw in draws if draw.model]
+        groups = [
+            [each for each in imported if each.is_dynamic == dynamic][first : first + most]
+            for dynamic, most in ((False, TOGETHER), (True, TOGETHER_DYNAMIC))
+            for first in range(0, len(imported), most)
+        ]
+        for level in levels:
+            found = {draw.number: draw.outcome for draw in draws}
+            for group in filter(None, groups):
+                for draw, got in zip(group, results(group, level), strict=True):
+                    found[draw.number] = draw.judged(got)
+                    if found[draw.number].startswith("wrong") and len(group) > 1:
+                        alone = draw.judged(*results([draw], level))
+                        beside = f"wrong beside draws {', '.join(str(each.number) for each in group)}"
+                        is_so_alone = alone.startswith("wrong")
+                        found[draw.number] = alone if is_so_alone else f"{beside}: {found[draw.number]}"
+            yield from ((level, draw.line(found[draw.number])) for draw in draws)
+
+
+def results(draws: list[Draw], level: int) -> list:
+    """The arrays that each draw gives, or the error that it raises."""
+    try:
+        models = [draw.model for draw in draws]
+        mod, params = together(models) if len(draws) > 1 else models[0]
+        with mock.patch.object(codegen, "executable", functools.partial(_in_one_piece, llvm=LLVM.get(level, {}))):
+            compiled = tvmfast.build(mod, params, opt_level=level)
+        arrays = iter(_list(compiled(*(x for draw in draws for x in draw.inputs))))
+        return [[next(arrays) for _ in _fields(each["main"])] for each, _ in models]
     except Exception as error:
-        chain = (error, error.__cause__ or error)
-        is_clear = all(isinstance(each, CLEAR) for each in chain) and "ir.Op" not in str(error)
-        words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return f"{'refused' if is_clear else 'unclear'}: {words}"
-    return "equal"
+        if len(draws) == 1:
+            return [error]
+        half = len(draws) // 2
+        return results(draws[:half], level) + results(draws[half:], level)
+
+
+def together(models: list[tuple]) -> tuple[tvm.IRModule, dict]:
+    """One network of many: it takes the inputs of all, one after another, and returns all their results."""
+    functions, params, sizes = {}, {}, {}
+    inputs, weights, blocks, outputs, types = [], [], [], [], []
+    for number, (mod, arrays) in enumerate(models):
+        own = {}
+        for var in mod.get_global_vars():
+            if var.name_hint != "main":
+                own[var] = tvm.ir.GlobalVar(f"{var.name_hint}_{number}")
+                relax.expr._update_type(own[var], var.ty)
+        rename = _Renamed(own)
+        for var, func in mod.functions_items():
+            if var.name_hint != "main":
+                func = rename.visit_expr(func) if isinstance(func, relax.Function) else func
+                is_named = "global_symbol" in (func.attrs or {})
+                functions[own[var]] = func.with_attr("global_symbol", own[var].name_hint) if is_named else func
+        main = relax.utils.copy_with_new_vars(rename.visit_expr(mod["main"]) if own else mod["main"])
+        names = {var: relax.Var(f"draw{number}_{var.name}", var.ty) for var in main.params}
+        count = int(main.attrs["num_input"])
+        inputs += list(names.values())[:count]
+        weights += list(names.values())[count:]
+        params |= {f"draw{number}_{name}": array for name, array in arrays.items()}
+        sizes |= (main.attrs or {}).get("tvmfast.sizes", {})
+        body = main.bind_params(names).body
+        blocks += body.blocks
+        fields = _fields(main)
+        types += fields
+        if isinstance(body.body, relax.Tuple):
+            outputs += body.body.fields
+        elif isinstance(main.ret_ty, tvm.ir.TupleType):
+            outputs += [relax.TupleGetItem(body.body, index) for index in range(len(fields))]
+        else:
+            outputs.append(body.body)
+    attrs = {"num_input": len(inputs), "global_symbol": "main"} | ({"tvmfast.sizes": sizes} if sizes else {})
+    is_pure = all(mod["main"].is_pure for mod, _ in models)
+    body = relax.SeqExpr(blocks, relax.Tuple(outputs))
+    main = relax.Function([*inputs, *weights], body, tvm.ir.TupleType(types), is_pure).with_attrs(attrs)
+    whole = tvm.IRModule(functions | {tvm.ir.GlobalVar("main"): main})
+    return relax.transform.Normalize()(whole), params
+
+
+def _fields(main: relax.Function) -> list:
+    """The types of the results."""
+    return list(main.ret_ty.fields) if isinstance(main.ret_ty, tvm.ir.TupleType) else [main.ret_ty]
+
+
+@relax.expr_functor.mutator
+class _Renamed(relax.PyExprMutator):
+    """Calls of functions that have other names."""
+
+    def __init__(self, names: dict):
+        super().__init__()
+        self.names = names
+
+    def visit_global_var_(self, var):
+        return self.names.get(var, var)
+
+
+def _in_one_piece(mod, target, runs_here, llvm: dict) -> codegen.Executable:
+    """As `codegen.executable`, but all kernels are compiled together, with options of LLVM, and not kept."""
+    kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
+    target = tvm.target.Target(json.loads(machine.target_json(target)) | llvm)
+    separate = dict(itertools.islice(kernels.items(), len(kernels) - 1))  # one kernel is left to TVM, as there
+    libraries = [codegen.compile_kernels(separate, target, runs_here)] if separate else []
+    rest = {var: func for var, func in mod.functions_items() if var not in separate}
+    remaining = tvm.IRModule(rest).with_attr("external_mods", libraries)
+    built = tvm.relax.build(remaining, target=target, relax_pipeline=None, tir_pipeline=ieee754.LOWERING)
+    return codegen.Executable(built.mod, kernels, target)
 
 
 def _reference(framework: Callable, inputs: list, eager: list, rng) -> tuple[Reference | None, list | None]:
@@ -266,8 +443,7 @@ def judge(got: list, eager: list, right: Reference | None, beyond: list | None =
     for place, (ours, theirs) in enumerate(zip(map(np.asarray, got), eager, strict=True)):
         same = f"{theirs.dtype}{theirs.shape}"
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), f"{ours.dtype}{ours.shape} for {same}"
-        with np.errstate(invalid="ignore"):
-            equal = (ours == theirs) | ((ours != ours) & (theirs != theirs))
+        equal = _equal(ours, theirs)
         if equal.all():
             continue
         is_float = theirs.dtype.kind == "f" or theirs.dtype == ml_dtypes.bfloat16
@@ -282,6 +458,16 @@ def judge(got: list, eager: list, right: Reference | None, beyond: list | None =
         wanted = np.where(equal, ours.astype("float64"), wanted.astype("float64"))
         moved += 0.0 if right else 64 * float(ml_dtypes.finfo(theirs.dtype).eps) * _largest(theirs)
         close([ours], Reference([wanted], [moved]))
+
+
+def _equal(ours, theirs):
+    with np.errstate(invalid="ignore"):
+        return (ours == theirs) | ((ours != ours) & (theirs != theirs))
+
+
+def _same(ours, theirs) -> bool:
+    alike = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+    return alike and bool(_equal(ours, theirs).all())
 
 
 def _largest(x) -> float:
@@ -301,11 +487,15 @@ class _Torch:
         self.suite, self.operators = torch_suite, torch_suite.operators()
         self.names = [name for name in self.operators if name not in torch_suite.REFUSED]
 
+    @functools.cache  # noqa: B019 (there is one frontend in a process)
+    def _samples(self, name: str) -> list:
+        return self.suite.samples(self.operators[name])
+
     def case(self, name: str, rng) -> Case | None:
         import torch
         from torch.utils import _pytree as pytree
 
-        found = self.suite.samples(self.operators[name])
+        found = self._samples(name)
         if not found:
             return None
         network = self.suite.Samples([(self.operators[name], found[rng.integers(len(found))])]).eval()
@@ -320,12 +510,11 @@ class _Torch:
                 results = pytree.tree_leaves(network(*map(tensor, arrays)))
             return [self._array(each) for each in results]
 
-        def ours(arrays, shapes, level):
+        def model(arrays, shapes):
             specs = [(f"in{i}", (shape, x.dtype.name)) for i, (x, shape) in enumerate(zip(arrays, shapes, strict=True))]
-            lib = tvmfast.build(*tvmfast.from_pytorch(network, specs), opt_level=level)
-            return _list(lib(*arrays))
+            return tvmfast.from_pytorch(network, specs)
 
-        return Case([self._array(x) for x in network.tensors], framework, ours)
+        return Case([self._array(x) for x in network.tensors], framework, model)
 
     @staticmethod
     def _array(x) -> np.ndarray:
@@ -368,7 +557,7 @@ class _Onnx:
         own.graph.input.extend(value for value, _ in given if value.name not in deciding)
         own.graph.initializer.extend(known)
 
-        def model(arrays, shapes):
+        def proto_of(arrays, shapes):
             proto = onnx.ModelProto()
             proto.CopyFrom(own)
             before = {value.type.tensor_type.elem_type for value in proto.graph.input}
@@ -385,31 +574,38 @@ class _Onnx:
                 value.type.tensor_type.ClearField("shape")
             return proto
 
-        def framework(*arrays):
-            proto = model(arrays, [x.shape for x in arrays])
-            feed = {value.name: np.ascontiguousarray(x) for value, x in zip(proto.graph.input, arrays, strict=True)}
-            try:
-                options = onnxruntime.SessionOptions()
-                options.log_severity_level = 4
-                session = onnxruntime.InferenceSession(
-                    proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-                )
-                return [np.asarray(each) for each in session.run(None, feed)]
-            except Exception as error:
-                if "NOT_IMPLEMENTED" not in str(error):
-                    raise
-                return second(*arrays)
+        sessions = {}  # by shapes and dtypes; None where ONNX Runtime has no kernel
 
-        def ours(arrays, shapes, level):
-            lib = tvmfast.build(*tvmfast.from_onnx(model(arrays, shapes)), opt_level=level)
-            return _list(lib(*arrays))
+        def session(arrays):
+            key = tuple((x.shape, x.dtype) for x in arrays)
+            if key not in sessions:
+                options = onnxruntime.SessionOptions()
+                options.log_severity_level, options.intra_op_num_threads = 4, 1
+                proto = proto_of(arrays, [x.shape for x in arrays]).SerializeToString()
+                try:
+                    sessions[key] = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+                except Exception as error:
+                    if "NOT_IMPLEMENTED" not in str(error):
+                        raise
+                    sessions[key] = None
+            return sessions[key]
+
+        def framework(*arrays):
+            found = session(arrays)
+            if found is None:
+                return second(*arrays)
+            feed = {value.name: np.ascontiguousarray(x) for value, x in zip(own.graph.input, arrays, strict=True)}
+            return [np.asarray(each) for each in found.run(None, feed)]
+
+        def model(arrays, shapes):
+            return tvmfast.from_onnx(proto_of(arrays, shapes))
 
         def second(*arrays):
-            proto = model(arrays, [x.shape for x in arrays])
+            proto = proto_of(arrays, [x.shape for x in arrays])
             feed = {value.name: x for value, x in zip(proto.graph.input, arrays, strict=True)}
             return [np.asarray(each) for each in ReferenceEvaluator(proto).run(None, feed)]
 
-        return Case([x for value, x in given if value.name not in deciding], framework, ours, second)
+        return Case([x for value, x in given if value.name not in deciding], framework, model, second)
 
 
 class _Mxnet:
@@ -439,13 +635,12 @@ class _Mxnet:
         def framework(*arrays):
             return self.suite.mxnets(symbol, *params([np.ascontiguousarray(x) for x in arrays]))
 
-        def ours(arrays, shapes, level):
+        def model(arrays, shapes):
             given, weights = params(arrays)
             specs = {name: (shape, str(x.dtype)) for (name, x), shape in zip(given.items(), shapes, strict=True)}
-            lib = tvmfast.build(*tvmfast.from_mxnet(symbol, weights, specs), opt_level=level)
-            return _list(lib(*arrays))
+            return tvmfast.from_mxnet(symbol, weights, specs)
 
-        return Case(inputs, framework, ours)
+        return Case(inputs, framework, model)
 
 
 FRONTENDS = {"torch": _Torch, "onnx": _Onnx, "mxnet": _Mxnet}
@@ -455,32 +650,28 @@ def _list(results) -> list[np.ndarray]:
     return list(map(np.asarray, results if isinstance(results, list | tuple) else [results]))
 
 
-def draw(frontend: Any, kind: str, level: int, number: int) -> tuple[str, Situation | None, str]:
-    """The operator of a draw, its situation, and what becomes of it; each operator comes in turn."""
-    rng = np.random.default_rng([SEED, number])
-    name = frontend.names[number % len(frontend.names)]
-    case = frontend.case(name, rng)
-    if case is None:
-        return name, None, "none: no sample"
-    how = situation(rng, [x.shape for x in case.inputs], kind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return name, how, outcome(case, how, level, rng)
+# ---------------------------------------------------------------- many draws, and the table
 
 
-# ---------------------------------------------------------------- the table
-
-
-def _serve(kind: str, level: int) -> None:
+def _serve(kind: str, levels: list[int]) -> None:
+    """Reply to each group of numbers, such as "12 13 14", with a level and a line for each of them, and each level."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an operator prints is no reply
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     frontend = FRONTENDS[kind]()
-    for number in json.load(sys.stdin):
-        name, how, text = draw(frontend, kind, level, int(number))
-        line = {"number": int(number), "name": name, "situation": str(how), "outcome": text}
-        line["kinds"] = how.kinds() if how else []
-        print(json.dumps(line), file=replies, flush=True)
+    for group in json.load(sys.stdin):
+        numbers = list(map(int, group.split()))
+        if levels:
+            lines = outcomes(frontend, kind, levels, numbers, lambda number: _now(kind).write_text(str(number)))
+        else:  # the framework alone
+            draws = [Draw(frontend, kind, number, imports=False) for number in numbers]
+            lines = [(0, draw.line("")) for draw in draws if draw.outcome or draw.reference]
+        print(json.dumps(list(lines)), file=replies, flush=True)
+
+
+def _now(kind: str) -> Path:
+    """The file that says which draw a process is at."""
+    return FILES / f"{kind}.now"
 
 
 def _known(kind: str, level: int) -> dict[int, dict]:
@@ -507,27 +698,54 @@ def table(lines: list[dict]) -> str:
     return "\n".join([head, *rows(odd), head, *rows(by_situation), *rows(total)])
 
 
-def _main(kind: str, level: int, first: int = 0, count: int = 0) -> None:
-    known = _known(kind, level)
-    left = [str(number) for number in range(first, first + count) if number not in known]
+def _asked(kind: str, levels: list[int], groups: list[str]) -> Iterator[tuple[int, dict]]:
+    """A level and a line for each draw; a group that ends its process, or hangs it, is halved down to one draw."""
+    while groups:
+        command = [sys.executable, "-W", "ignore", __file__, "serve", kind, ",".join(map(str, levels))]
+        now, groups = groups[:AGAIN], groups[AGAIN:]
+        _now(kind).write_text("")
+        for group, lines in forked.replies(command, now, SECONDS):
+            if not isinstance(lines, str):
+                yield from lines
+            elif len(numbers := group.split()) > 1:
+                half, at = len(numbers) // 2, _now(kind).read_text()
+                alone = [number for number in numbers if number == at]
+                parts = [alone, [n for n in numbers if n != at]] if alone else [numbers[:half], numbers[half:]]
+                groups += map(" ".join, parts)
+            else:
+                line = {"number": int(group), "name": f"draw {group}", "situation": "", "kinds": [], "outcome": lines}
+                if levels and next(_asked(kind, [], [group]))[1]["outcome"]:
+                    line["outcome"] = f"none: {lines} in the framework"
+                yield from ((level, line) for level in levels or [0])
+
+
+def _main(kind: str, levels: list[int], first: int = 0, count: int = 0) -> None:
+    if kind == "mxnet" and not gluon.installed():
+        print("MXNet is not installed")
+        return
+    known = {level: _known(kind, level) for level in levels}
+    left = [str(number) for number in range(first, first + count) if any(number not in known[n] for n in levels)]
     FILES.mkdir(parents=True, exist_ok=True)
-    with (FILES / f"{kind}-{level}.jsonl").open("a") as file:
-        command = [sys.executable, "-W", "ignore", __file__, "serve", kind, str(level)]
-        for number, line in forked.replies(command, left, SECONDS):
-            if isinstance(line, str):  # a crash or a hang
-                line = {"number": int(number), "name": f"draw {number}", "situation": "", "kinds": [], "outcome": line}
-            known[int(number)] = line
-            print(json.dumps(line), file=file, flush=True)
+    groups = [" ".join(left[start : start + TOGETHER]) for start in range(0, len(left), TOGETHER)]
+    files = {level: (FILES / f"{kind}-{level}.jsonl").open("a") for level in levels}
+    for level, line in _asked(kind, levels, groups):
+        if line["number"] not in known[level]:
+            known[level][line["number"]] = line
+            print(json.dumps(line), file=files[level], flush=True)
             if line["outcome"].partition(":")[0] in ("wrong", "unclear", "crash", "hang"):
-                print(f"{number} {line['name']} ({line['situation']}): {line['outcome']}", flush=True)
-    print(table(list(known.values())))
-    bad = [n for n, line in known.items() if line["outcome"].partition(":")[0] in ("wrong", "crash", "hang")]
+                print(
+                    f"{line['number']} {line['name']} at {level} ({line['situation']}): {line['outcome']}", flush=True
+                )
+    bad = []
+    for level, lines in known.items():
+        print(f"level {level}\n{table(list(lines.values()))}")
+        faults = (n for n, line in lines.items() if line["outcome"].partition(":")[0] in ("wrong", "crash", "hang"))
+        bad += [f"{n} at {level}" for n in sorted(faults)]
     if bad:
-        sys.exit(f"{len(bad)} draws are wrong, or ended or hung their process: {', '.join(map(str, sorted(bad)))}")
+        sys.exit(f"{len(bad)} draws are wrong, or ended or hung their process: {', '.join(bad)}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        _serve(sys.argv[2], int(sys.argv[3]))
-    else:
-        _main(sys.argv[1], *map(int, sys.argv[2:]))
+    serves = sys.argv[1] == "serve"
+    frontend_, levels_, *range_ = sys.argv[1 + serves :]
+    (_serve if serves else _main)(frontend_, [int(n) for n in levels_.split(",") if n], *map(int, range_))

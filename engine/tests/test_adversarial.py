@@ -5,8 +5,13 @@ import math
 import adversarial
 import numpy as np
 import pytest
+import torch
 from adversarial import Situation, changed, judge, laid_out, table
 from agreement import Reference
+from testing import Function
+from torch import nn
+
+import tvmfast
 
 PLAIN = Situation("as they are", "as they are", "as it is", None, False, "whole")
 
@@ -53,6 +58,45 @@ def test_a_sample_of_draws(kind):
     if kind == "mxnet":
         pytest.importorskip("mxnet")
     frontend = adversarial.FRONTENDS[kind]()
-    for number in SAMPLE[kind]:
-        name, how, text = adversarial.draw(frontend, kind, 3, number)
-        assert text.partition(":")[0] in ("equal", "refused", "none"), f"draw {number}: {name}, {how}: {text}"
+    for level, line in adversarial.outcomes(frontend, kind, (0, 3), SAMPLE[kind]):
+        assert line["outcome"].partition(":")[0] in ("equal", "refused", "none"), f"at level {level}: {line}"
+
+
+class Planted:
+    """A frontend of four cases; all but the first are not equal."""
+
+    names = ("right", "wrong", "refused", "out of range")
+
+    def case(self, name, rng):
+        def model(arrays, shapes):
+            if name == "refused":
+                raise NotImplementedError("sum")
+            more = 1.0 if name == "wrong" else 0.0
+            network = Function(lambda x, at: (x + more, x[at + (9 if name == "out of range" else 0)]))
+            return tvmfast.from_pytorch(network, {"x": (shapes[0], "float32"), "at": (shapes[1], "int64")})
+
+        inputs = [rng.standard_normal(3).astype("float32"), np.array([2])]
+        return adversarial.Case(inputs, lambda x, at: [x, x[at]], model)
+
+
+def test_draws_are_one_network_unless_one_of_them_fails(monkeypatch):
+    builds, build = [], tvmfast.build
+    monkeypatch.setattr(adversarial, "situation", lambda *_: PLAIN)
+    monkeypatch.setattr(
+        tvmfast, "build", lambda mod, *a, **k: builds.append(int(mod["main"].attrs["num_input"])) or build(mod, *a, **k)
+    )
+    lines = [line for _, line in adversarial.outcomes(Planted(), "torch", (0,), (0, 4, 8))]
+    assert ([line["outcome"] for line in lines], builds) == (["equal"] * 3, [6])
+    found = [line["outcome"] for _, line in adversarial.outcomes(Planted(), "torch", (0,), range(4))]
+    assert [text.partition(" ")[0] for text in found] == ["equal", "wrong:", "refused:", "refused:"]
+    assert "IndexError" in found[3]
+
+
+def test_networks_with_dynamic_dims_become_one():
+    first, second = ({"x": (name, 3)} for name in ("rows", "lines"))
+    models = [tvmfast.from_pytorch(Function(torch.exp), first), tvmfast.from_pytorch(nn.Linear(3, 2).eval(), second)]
+    lib = tvmfast.build(*adversarial.together(models))
+    x, y = np.ones((4, 3), "float32"), np.ones((5, 3), "float32")
+    alone = [tvmfast.build(*model)(x if at == 0 else y) for at, model in enumerate(models)]
+    for ours, theirs in zip(lib(x, y), alone, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

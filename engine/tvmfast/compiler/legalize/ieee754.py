@@ -17,6 +17,7 @@ from tvm.tirx import compilation_pipeline
 
 from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
 from ..schedule.amx import configure_tiles, use_tiles
+from ..schedule.direct_tiles import restored
 from ..schedule.pairs import call_instructions
 from ..schedule.parallel import share_loops
 from . import long_sums
@@ -27,10 +28,11 @@ from . import long_sums
 def _lowering() -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
-    The first of ours hides floats from the simplifier. The second cuts parallel loops into chunks. It makes
-    `!=` true for NaN, for which TVM's LLVM code is false, and makes maxima and minima keep a NaN. That is
-    free if one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if
-    either is NaN. Otherwise it adds a comparison and a blend.
+    The first of ours adds direct sums for tiles of Winograd's method, and hides floats from the simplifier.
+    The second cuts parallel loops into chunks. It makes `!=` true for NaN, for which TVM's LLVM code is
+    false, and makes maxima and minima keep a NaN. That is free if one operand is a constant, as in a ReLU,
+    because x86's maximum returns its second operand if either is NaN. Otherwise it adds a comparison and a
+    blend.
     """
     lower, *finalize = compilation_pipeline.get_tir_pipeline("s_tir")
     comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -49,7 +51,7 @@ def _lowering() -> tuple:
     ]
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
-    before = _on_each_kernel("OpaqueFloats", opaque)
+    before = _on_each_kernel("OpaqueFloats", opaque, restored)
     after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
     return tvm.transform.Sequential(
         [

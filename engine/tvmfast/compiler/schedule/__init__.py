@@ -8,6 +8,7 @@ What rules share:
 
 rule          what a rule provides, and the registry of rules
 amx           tiles of AMX: their blocks in a schedule, and the instructions
+direct_tiles  tiles of Winograd's convolution that are not finite
 dot           instructions for dot products of 8-bit integers
 epilogue      operators fused after a kernel; vector and parallel loops
 pairs         products of pairs of bfloat16

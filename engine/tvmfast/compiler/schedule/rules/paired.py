@@ -5,7 +5,8 @@ two blocks of channels become one of pairs, so that layouts, tiles and loops sta
 for them by its dtype; they are no part of tuning. A CPU with AMX multiplies tiles instead, where it gains.
 
 Data and weights of Winograd's method are rounded after their transforms. With F(4x4, 3x3) the error of a
-layer is up to five times that of a direct convolution in bfloat16; in the results of a ResNet-18, twice.
+layer is up to five times that of a direct convolution in bfloat16; in the results of a ResNet-18, twice. A
+NaN or an infinity reaches every output of the tiles that read it.
 """
 
 from typing import ClassVar

@@ -4,8 +4,8 @@ A tile of 6x6 inputs and the 3x3 weights are transformed, multiplied elementwise
 (which makes 36 matrix products), and transformed back to 4x4 outputs: Lavin and Gray, "Fast Algorithms for
 Convolutional Neural Networks" (CVPR 2016), F(4x4, 3x3); or 4x4 inputs to 2x2 outputs, F(2x2, 3x3). The
 weights are transformed at compile time. The largest error of F(4x4, 3x3) is two or three times that of direct
-convolution; that of F(2x2, 3x3) is as small. A NaN or an infinity reaches every output of the tiles that read
-it.
+convolution; that of F(2x2, 3x3) is as small. Tiles that read a NaN or an infinity are computed directly: see
+direct_tiles.py.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 
 from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd, fastest_tile, pad_to
-from .. import post_rewrite
+from .. import direct_tiles, post_rewrite
 from ..epilogue import block_names, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
@@ -183,7 +183,7 @@ class Winograd(ScheduleRule):
         def out(b, k, y, x, c):
             ty, tx = tirx.floordiv(y, m), tirx.floordiv(x, m)
             at = (b, ty // rows, tx // columns, k, ty % rows, tx % columns, y % m)
-            return _transform(of_output, x % m, lambda q: half_out[(*at, q, c)])
+            return direct_tiles.marked(_transform(of_output, x % m, lambda q: half_out[(*at, q, c)]))
 
         return te.compute(of_one_type(n, outs, out_h, out_w, lanes), out, name="out")
 
@@ -218,6 +218,7 @@ class Winograd(ScheduleRule):
         _unroll_all(sch, sch.get_loops("half_out")[-3:])
         _products(sch, config)
         _inputs(sch, outer)
+        direct_tiles.annotate_tiles(sch, column, _taps(config.m))
 
     def finish(self, func: tirx.PrimFunc, config: Config) -> tirx.PrimFunc:
         """Insert the prefetches of weights."""
@@ -315,6 +316,13 @@ def _transform(matrix, row, element):
                 total = term if total is None else total + term
         selected = total if selected is None else tirx.Select(row == index, total, selected)
     return selected
+
+
+def _taps(m: int) -> list[tuple[float, dict[int, int]]]:
+    """Return the three taps of a weight along an axis: a factor of transformed elements and their signs."""
+    g, last = _TRANSFORMS[m][1], m + 1
+    middle = 1 / (2 * g[last - 2][1])
+    return [(1 / g[0][0], {0: 1}), (middle, {last - 2: 1, last - 1: -1}), (1 / g[last][2], {last: 1})]
 
 
 def _products(sch, config):
