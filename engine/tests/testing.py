@@ -1,8 +1,8 @@
 """What all tests share, the course's as well: a pytest plugin, which each conftest.py loads.
 
 No network, caches and a seed of their own, a small network with its results from PyTorch. `pytest --file-times` ends
-with a table of what each file took, as `make test` does. Each run ends with the tests whose errors use more than a third
-of their tolerance, `pytest --margins` with all of them. TESTS_LIMIT builds for less than this CPU has.
+with a table of what each file took, as `make test` does. Each run names the tests whose errors use more than a third of
+their tolerance, `pytest --margins` all of them. TESTS_LIMIT builds for less than this CPU has.
 """
 
 import functools
@@ -230,7 +230,7 @@ _file_times = defaultdict(lambda: np.zeros(2))  # wall and processor seconds, by
 
 def pytest_addoption(parser):
     parser.addoption("--file-times", action="store_true", help="show the wall and processor seconds of each file")
-    parser.addoption("--margins", action="store_true", help="show the share of every test, not of those above a third alone")
+    parser.addoption("--margins", action="store_true", help="show each test's share of its tolerance")
 
 
 def _clock() -> np.ndarray:

@@ -244,7 +244,8 @@ class _Blocker(relax.PyExprMutator):
             source = self.builder_.emit(source)
         else:
             source = self._block(data).expr
-        config = amx_conv.config_of_integers(conv, found.shape, self.simd) or conv.config(self.lookup, self.simd)
+        by_tiles = amx_conv.config_of_integers(conv, found.shape, self.simd)
+        config = by_tiles or conv.config(self.lookup, self.simd)
         result = self.builder_.call_te(
             lambda data, kernel: conv.compute(data, kernel, config),
             source,
