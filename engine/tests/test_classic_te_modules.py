@@ -264,7 +264,7 @@ def test_arguments(added):
 
 
 def test_axes_of_others_and_steps_out_of_order(added):
-    s, (a, _, c) = added
+    s, (a, b, c) = added
     axis = c.op.axis[0]
     _, _, other = addition(100)
     with pytest.raises(ScheduleError, match="split of stage c, axis i: it belongs to another stage or operation; the"):
@@ -289,7 +289,7 @@ def test_axes_of_others_and_steps_out_of_order(added):
         s[c].bind(outer, inner)
     with pytest.raises(ScheduleError, match="compute_inline of stage a: it is an input"):
         s[a].compute_inline()
-        tvm.lower(s, [a, _, c])
+        tvm.lower(s, [a, b, c])
 
 
 def test_what_tvm_refuses_today_is_named(added):
@@ -318,7 +318,7 @@ def test_what_tvm_refuses_today_is_named(added):
     with pytest.raises(ScheduleError, match="compute_at of stage one at two, axis i.outer: the axis is no loop of two"):
         tvm.lower(s, [d, e, two])
     s = te.create_schedule(two.op)
-    with pytest.raises(ScheduleError, match="cache_read of stage d: two does not read it, but up, one"):
+    with pytest.raises(ScheduleError, match="cache_read of stage A: two does not read it, but up, one"):
         s.cache_read(d, "global", [two])
         tvm.lower(s, [d, e, two])
 

@@ -24,7 +24,9 @@ def extern(
         if dtype is None:
             found = {str(tensor.dtype) for tensor in inputs}
             if len(found) != 1:
-                raise ValueError(f"te.extern {name}: give the dtype of the results; the inputs have {sorted(found)}")
+                raise ValueError(
+                    f"te.extern {name}: give the dtype of the results; the inputs have {sorted(found)}"
+                )
             dtypes = [*found] * len(shapes)
         out_buffers = [decl_buffer(each, of, name) for each, of in zip(shapes, dtypes, strict=True)]
     return _EXTERN(shape, inputs, fcompute, name, dtype, in_buffers, out_buffers, tag, attrs)

@@ -36,7 +36,9 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
             made[key(op)] = new
     old = {key(new): of for of, new in made.items()}
     return [
-        made[key(arg.op)].output(arg.value_index) if isinstance(arg, te.Tensor) and key(arg.op) in made else arg
+        made[key(arg.op)].output(arg.value_index)
+        if isinstance(arg, te.Tensor) and key(arg.op) in made
+        else arg
         for arg in args
     ], old
 
@@ -82,7 +84,9 @@ def _padded(op: te.ComputeOp, multiples: dict[int, int | None]):
         extent, multiple = axis.dom.extent, multiples[key(axis)]
         if _leaves_rest(axis, multiple):
             inside.append(axis.var < extent)
-            whole = tvm.ir.Range.from_min_extent(axis.dom.min, (extent + (multiple - 1)) // multiple * multiple)
+            whole = tvm.ir.Range.from_min_extent(
+                axis.dom.min, (extent + (multiple - 1)) // multiple * multiple
+            )
             axis = IterVar(whole, axis.var, axis.iter_type)
         axes.append(axis)
     source = tvm.tirx.if_then_else(tvm.tirx.all(*inside), value.source[0], value.combiner.identity_element[0])

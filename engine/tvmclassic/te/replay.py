@@ -254,9 +254,13 @@ class Replay:
         """Raise `ScheduleError` for what a function of `te.extern` reads or makes, as TVM does not see that."""
         for other in self._schedule.stages:
             op = other.origin_op
-            reads = isinstance(op, te.ExternOp) and any(key(t.op) == key(stage.origin_op) for t in op.input_tensors)
+            reads = isinstance(op, te.ExternOp) and any(
+                key(t.op) == key(stage.origin_op) for t in op.input_tensors
+            )
             if reads or (other is stage and isinstance(op, te.ExternOp)):
-                raise ScheduleError(f"{_at(primitive, stage)}: the function {op.name} of te.extern takes it as it is")
+                raise ScheduleError(
+                    f"{_at(primitive, stage)}: the function {op.name} of te.extern takes it as it is"
+                )
 
     def _refuse_condition(self, at: str, block) -> None:
         """Raise `Unsupported` if a block has a condition, which TVM 0.27's `compute_at` would forget."""
