@@ -327,9 +327,9 @@ def test_primitives_without_a_counterpart(added):
     s, (a, b, c) = added
     axis = c.op.axis[0]
     for refused, words in (
-        (lambda: s[c].prefetch(a, axis, 1), "prefetch of stage c, axis i: TensorIR has no prefetch"),
+        (lambda: s[c].prefetch(a, axis, 1), "prefetch of stage c: TensorIR has none; leave"),
         (lambda: s[c].env_threads([]), "env_threads of stage c"),
-        (lambda: s[c].rolling_buffer(), "rolling_buffer of stage c: use tvm.s_tir.Schedule.rolling_buffer"),
+        (lambda: s[c].rolling_buffer(), "rolling_buffer of stage c: call that of tvm.s_tir.Schedule"),
         (lambda: s[c].fuse(), "fuse of stage c without axes"),
         (lambda: s.create_group(outputs=c, inputs=a), "create_group: TensorIR has no groups"),
         (lambda: s[c].tensorize(axis, object()), "tensorize of stage c, axis i: expected the name of an intrinsic"),
