@@ -8,6 +8,7 @@ import pytest
 import torch
 import tvm
 from agreement import close, reference
+from rpc_cluster import Cluster
 from testing import SEED
 from torch import nn
 from tvm import te
@@ -237,6 +238,21 @@ def test_a_search_goes_on_and_measures_nothing_twice(tuned, task, runner, tmp_pa
     task.tune(options(1, other, runner), search_policy=policy)
     ((inp, _),) = auto_scheduler.load_records(str(other))
     assert records.key(inp.state) not in {records.key(inp.state) for inp, _ in auto_scheduler.load_records(str(tuned))}
+
+
+@pytest.mark.alone
+def test_an_rpc_runner_measures_on_the_servers_of_its_key(task, tmp_path):
+    from tvm import auto_scheduler
+
+    with Cluster(tmp_path) as cluster:
+        cluster.serve("one", key="shelf")
+        runner = auto_scheduler.RPCRunner("shelf", "127.0.0.1", cluster.port, timeout=60, repeat=2, min_repeat_ms=0)
+        task.tune(options(2, tmp_path / "rpc.json", runner))
+        found = [result for _, result in auto_scheduler.load_records(str(tmp_path / "rpc.json"))]
+        assert [(len(result.costs), result.error_no) for result in found] == [(2, 0)] * 2
+        absent = auto_scheduler.RPCRunner("attic", "127.0.0.1", cluster.port)
+        with pytest.raises(ConnectionError, match="knows no server of key 'attic'"):
+            task.tune(options(1, tmp_path / "none.json", absent))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from agreement import close
+from rpc_cluster import Cluster
 from tvm import te
 
 import tvmclassic
@@ -360,6 +361,20 @@ def test_of_a_large_space_some_configs_are_searched(monkeypatch):
     tuner = autotvm.tuner.RandomTuner(task)
     tuner.tune(8, option, callbacks=[lambda _tuner, inputs, _results: seen.extend(i.config.index for i in inputs)])
     assert seen[0] == 0 and set(seen) <= set(task.numbers) and max(seen) > 1 << 20
+
+
+@pytest.mark.alone
+def test_an_rpc_runner_measures_templates(task, tmp_path):
+    from tvm import autotvm
+
+    with Cluster(tmp_path) as cluster:
+        cluster.serve("one", key="shelf")
+        options = {"number": 2, "repeat": 2, "timeout": 60, "cooldown_interval": 0}
+        runner = autotvm.RPCRunner("shelf", "127.0.0.1", cluster.port, **options)
+        seen = []
+        option = autotvm.measure_option(builder=autotvm.LocalBuilder(), runner=runner)
+        autotvm.tuner.GridSearchTuner(task).tune(3, option, callbacks=[lambda *batch: seen.extend(batch[2])])
+    assert [(len(result.costs), result.error_no) for result in seen] == [(2, 0)] * 3
 
 
 # ---------------------------------------------------------------- logs

@@ -5,7 +5,6 @@ Nothing in a file runs as code: `tvmfast.compiler.schedule.trace` says what a tr
 """
 
 import json
-import os
 import warnings
 from collections import namedtuple
 
@@ -20,6 +19,7 @@ from ..autotvm.record import ApplyHistoryBest as _ApplyHistoryBest
 
 MeasureInput = namedtuple("MeasureInput", ["task", "state", "record"])  # a ComputeDAG applies the state
 MeasureResult = namedtuple("MeasureResult", ["costs", "error_no", "error_msg", "all_cost", "timestamp"])
+RecordToFile = namedtuple("RecordToFile", ["filename"])  # the callback that appends each batch to a file
 Measured = namedtuple("Measured", ["workload_key", "target"])
 _OPENING = '{"format"'  # of every line
 
@@ -58,13 +58,6 @@ def read(path) -> list[Record]:
                 "tune again, into another file"
             )
     return found
-
-
-class RecordToFile:
-    """The measure callback that appends each batch to a file."""
-
-    def __init__(self, filename):
-        self.filename = os.fspath(filename)
 
 
 def load_records(filename):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import tempfile
+from collections import namedtuple
 from pathlib import Path
 
 import tvm
@@ -50,13 +51,10 @@ class LocalRPCMeasureContext:
 
 
 class TuningOptions:
-    """Options of a search.
+    """Options of a search: `num_measure_trials` schedules to measure, beyond those in the file of records.
 
-    Args:
-        num_measure_trials: Schedules to measure, beyond those in the file of records.
-        early_stopping: Ends the search after this many trials of each task without a faster schedule.
-        builder, runner: "local", or one of this module's.
-        measure_callbacks: One RecordToFile, or none, which loses the records in the end.
+    It ends after `early_stopping` trials of each task without a faster schedule. `measure_callbacks` has one
+    RecordToFile, or none, which loses the records in the end.
     """
 
     def __init__(
@@ -86,10 +84,7 @@ class XGBModel:
 
 
 RandomModel = XGBModel  # what old scripts give by default
-
-
-class PreloadMeasuredStates(RecordToFile):
-    """The callback that has a search begin with the records of a file, and measure none of them again."""
+PreloadMeasuredStates = namedtuple("PreloadMeasuredStates", ["filename"])  # have a search begin with records
 
 
 class SketchPolicy:
@@ -202,9 +197,7 @@ class TaskScheduler:
 def search(tasks, weights, options: TuningOptions, policy: SketchPolicy | None = None, files=()) -> None:
     """Measure schedules of tasks, and append each batch to the file of `options` at once.
 
-    Raises:
-        ValueError: No tasks, or of several targets, or of one that this machine cannot run; or a bad file.
-        ConnectionError: The runner finds no tracker or no server.
+    Raises ValueError for no tasks, several targets, one that this machine cannot run, or a bad file.
     """
     if policy is not None and not isinstance(policy, SketchPolicy):
         raise NotImplementedError(f"search_policy: expected a SketchPolicy; got {type(policy).__name__}")

@@ -1,6 +1,7 @@
 """The registry of workloads, functions that return tensors; their computations, and schedules of these."""
 
 import json
+import operator
 import re
 
 import tvm
@@ -11,6 +12,7 @@ from tvmfast.compiler.schedule.rules import RULES
 from tvmfast.core import annotations
 
 _FUNCTIONS: dict = {}
+_place = operator.attrgetter("__module__", "__qualname__")
 _DECLARED = re.compile(r"^\w+ = T\.(?:Buffer|\w+)\(.*\)\n", re.M)  # above a statement in TVMScript
 _INDEX = re.compile(r"\bv_(\w)")
 
@@ -34,10 +36,6 @@ def register_workload(func_name, f=None, override=False):
         return function
 
     return register if f is None else register(f)
-
-
-def _place(function) -> tuple:
-    return function.__module__, function.__qualname__
 
 
 def make_workload_key(func, args) -> str:

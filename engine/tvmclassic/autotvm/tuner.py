@@ -145,7 +145,7 @@ class Tuner:
     def update(self, inputs, results) -> None:
         """Pass measured results to the search."""
         for inp, result in zip(inputs, results, strict=True):
-            self._search.update(self._search.number(inp.config.values), seconds(result))
+            self._take_over(self.task, inp.config.values, seconds(result))
 
     def load_history(self, data_set, min_seed_records=500) -> None:
         """Reuse earlier measurements for the same target; configs of this task are not measured again."""

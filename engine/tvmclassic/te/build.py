@@ -86,8 +86,8 @@ def build(
     Args:
         inputs: A TE schedule with its arguments in `args`, or what `lower` returns.
         args: The arguments of a schedule; for a module the target, as today.
-        target: A target, or what `tvm.target.Target` takes; by default that of the context, else "llvm", which
-            means this machine if it has no options.
+        target: A target, or what `tvm.target.Target` takes; by default that of the context, else "llvm".
+            Without options, "llvm" means this machine, as for `relay.build`.
         target_host: The target of a GPU's host.
         runtime: Ignored, as there is one runtime.
         name: The name of a schedule's function.
