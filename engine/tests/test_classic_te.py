@@ -29,7 +29,7 @@ def enabled():
 def nest(stmt):
     """The loops of a statement: [(kind, extent, loops inside)]."""
     if isinstance(stmt, tvm.tirx.For):
-        kind = stmt.thread_binding.thread_tag if stmt.thread_binding else stmt.kind.name.lower()
+        kind = stmt.thread_binding.thread_tag if stmt.thread_binding else tvm.tirx.ForKind(stmt.kind).name.lower()
         return [(kind, size(stmt.extent), nest(stmt.body))]
     if isinstance(stmt, tvm.tirx.AttrStmt) and stmt.attr_key in ("thread_extent", "virtual_thread"):
         return [(stmt.node.thread_tag, size(stmt.value), nest(stmt.body))]

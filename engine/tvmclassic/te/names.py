@@ -5,10 +5,12 @@ from tvm import te, tirx
 from tvm.runtime import Module
 
 from . import build
-from .schedule import create_schedule
+from .extern import extern
+from .schedule import Schedule, create_schedule
+from .stage import Stage
 
 # TVM 0.5 had these in `tvm` itself.
-_OF_TE = "var const placeholder compute extern scan thread_axis reduce_axis comm_reducer tag_scope"
+_OF_TE = "var const placeholder compute scan thread_axis reduce_axis comm_reducer tag_scope"
 _OF_TIR = (
     "all any sum max min exp tanh sigmoid log sqrt floor ceil trunc round abs power popcount if_then_else "
     "decl_buffer call_packed call_extern"
@@ -20,6 +22,8 @@ def patches() -> list[tuple[object, str, object]]:
     """List the attributes to set, as (object, attribute name, value)."""
     return [
         (te, "create_schedule", create_schedule),
+        (te, "extern", extern),
+        (tvm, "extern", extern),
         (tvm, "create_schedule", create_schedule),
         (tvm, "lower", build.lower),
         (tvm, "build", build.build),
@@ -31,10 +35,11 @@ def patches() -> list[tuple[object, str, object]]:
 
 
 def spaces() -> dict[str, dict]:
-    """Return the contents of `tvm.tir` and its modules: {module name: {attribute name: value}}."""
+    """Return the contents of `tvm.te.schedule`, `tvm.tir` and its modules: {module: {attribute: value}}."""
+    schedule = {"Schedule": Schedule, "Stage": Stage, "create_schedule": create_schedule}
     of_tir = {**_public(tirx), "Schedule": tvm.s_tir.Schedule, "TensorIntrin": tvm.s_tir.TensorIntrin}
     parts = {f"tvm.tir.{name}": _public(getattr(tirx, name)) for name in _MODULES.split()}
-    return {"tvm.tir": {**of_tir, "schedule": tvm.s_tir.schedule}, **parts}
+    return {"tvm.te.schedule": schedule, "tvm.tir": {**of_tir, "schedule": tvm.s_tir.schedule}, **parts}
 
 
 def _public(module) -> dict:

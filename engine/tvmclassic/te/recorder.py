@@ -62,6 +62,8 @@ class Recorder:
             names = [name if re.search(rf"\b{name}\b", later) else "_" for name in names]
             line = call
             if set(names) - {"_"}:
+                while more and names[0] == "_":
+                    names = names[1:]
                 targets = ["*_", *names] if more else names
                 line = f"{', '.join(targets)}{',' * (len(targets) == 1 and 'get_loops' in call)} = {call}"
             elif call.startswith(("sch.get_loops", "sch.get_sblock")):

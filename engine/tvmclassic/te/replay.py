@@ -14,10 +14,15 @@ left. So `Replay` takes them in this order:
 5. `tensorize`.
 """
 
+import re
+
 import tvm
+import tvm_ffi
 from tvm import te
+from tvm.s_tir import SBlockRealize
 from tvm.tirx.buffer import is_buffer_var
 
+from .padding import pad
 from .recorder import Recorder
 from .stage import (
     REDUCE,
@@ -33,6 +38,7 @@ from .stage import (
 )
 from .steps import CacheRead, CacheWrite, Fuse, Reorder, Split
 
+_VARIABLE = re.compile(r"T\.Buffer\(\([^)]*[A-Za-z_]")  # a length that Python cannot evaluate by itself
 _VIRTUAL = ("vthread.x", "vthread.y", "vthread.z")
 
 
@@ -68,6 +74,7 @@ class Replay:
     """A TE schedule after its replay: `mod` is the scheduled module, `script()` the code that makes it."""
 
     def __init__(self, schedule, args: list, name: str):
+        args, self._old = pad(schedule, args)
         self.func = te.create_prim_func(args).with_attr("global_symbol", name)
         self._schedule, self._rec = schedule, Recorder(self.func)
         self._names: dict[int, list[str]] = {}  # of the blocks that an operation begins with
@@ -82,6 +89,7 @@ class Replay:
             self._change(change)
         for stage in schedule.stages:
             if stage.attach_type == "inline":
+                self._refuse_extern("compute_inline", stage)
                 self._rec.call(
                     _at("compute_inline", stage), "compute_inline", self._block(stage, "compute_inline")
                 )
@@ -102,6 +110,7 @@ class Replay:
         )
         return "\n".join(
             [
+                *(["from __future__ import annotations", ""] if _VARIABLE.search(text) else []),
                 "import tvm",
                 "from tvm.script import tirx as T",
                 "",
@@ -123,7 +132,7 @@ class Replay:
                 continue
             together = isinstance(op, te.ExternOp) or bool(reduced_of(op))
             count = 1 if together else outputs_of(op)
-            self._names[key(op)], blocks = blocks[:count], blocks[count:]
+            self._names[self._old.get(key(op), key(op))], blocks = blocks[:count], blocks[count:]
 
     def _block(self, stage, primitive: str):
         """Return the block of a stage.
@@ -225,6 +234,7 @@ class Replay:
                     f"{at}: the axis is no loop of {stage.attach_stage.name} any more, or that is computed "
                     "before it"
                 )
+            self._refuse_condition(at, block)
             self._rec.call(at, "compute_at", block, outer, preserve_unit_loops=True)
             by_loop = by_block
         at = _at("the loops", stage)
@@ -235,9 +245,30 @@ class Replay:
         self._loops[id(stage)] = live
         self._kinds(stage, live)
         for axis, factor, offset in stage.aligned:
+            self._refuse_extern("storage_align", stage)
             self._rec.call(_at("storage_align", stage), "storage_align", block, 0, axis, factor, offset)
         if stage.double_buffered:
             self._rec.call(_at("double_buffer", stage), "annotate", block, "double_buffer_scope", 0)
+
+    def _refuse_extern(self, primitive: str, stage) -> None:
+        """Raise `ScheduleError` for what a function of `te.extern` reads or makes, as TVM does not see that."""
+        for other in self._schedule.stages:
+            op = other.origin_op
+            reads = isinstance(op, te.ExternOp) and any(key(t.op) == key(stage.origin_op) for t in op.input_tensors)
+            if reads or (other is stage and isinstance(op, te.ExternOp)):
+                raise ScheduleError(f"{_at(primitive, stage)}: the function {op.name} of te.extern takes it as it is")
+
+    def _refuse_condition(self, at: str, block) -> None:
+        """Raise `Unsupported` if a block has a condition, which TVM 0.27's `compute_at` would forget."""
+        wanted, found = self._rec.sch.get(block), []
+        tvm_ffi.structural_walk(
+            self._rec.sch.mod["main"].body,
+            [(SBlockRealize, lambda node: found.append(node) if node.block.same_as(wanted) else None)],
+        )
+        if any(constant(node.predicate) != 1 for node in found):
+            raise Unsupported(
+                f"{at}: its loops leave a rest, which TVM 0.27's compute_at forgets; split by a divisor before rfactor"
+            )
 
     def _named_loops(self, at: str, block, axes: list) -> dict[int, object]:
         """Return the innermost loops of a block by axis, of which it has one for each."""
