@@ -123,6 +123,10 @@ def test_the_prose_keeps_to_plain_words():
     assert sum(len(re.findall(r"\bLook\b", text)) for _, text in texts) <= 30
 
 
+def test_a_folded_question_has_tags_where_markdown_is_not_read():
+    assert not [path.stem for path in LESSONS + SOLUTIONS if re.search(r"<summary>[^<]*`", markdown(path))]
+
+
 def test_outputs_show_numbers_and_no_bare_true():
     assert not [path.stem for path in LESSONS + SOLUTIONS if re.search(r"\bTrue$", printed(path), re.M)]
 
