@@ -704,6 +704,19 @@ def test_a_library_for_another_machine_needs_a_cross_compiler(enabled, small_lib
     assert os.listdir(tmp_path) == []
 
 
+def test_a_scripted_loop_over_values_is_refused_with_the_way_round(enabled):
+    from tvm import relay
+
+    class Loops(torch.nn.Module):
+        def forward(self, x):
+            while bool(x.sum() < 10):
+                x = x + 1
+            return x
+
+    with pytest.raises(NotImplementedError, match="with other operators, or export it with torch.onnx.export"):
+        relay.frontend.from_pytorch(torch.jit.script(Loops()), [("x", (2, 3))])
+
+
 @pytest.mark.alone
 def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, capfd):
     from tvm import autotvm, relay
