@@ -325,10 +325,10 @@ class _Plain(torch.nn.Module):
         owner = self.get_submodule(OF_PROGRAM[:-1])
         *parts, last = path.split(".")
         for part in parts:
-            if part not in owner._modules:
+            if part not in dict(owner.named_children()):
                 owner.add_module(part, torch.nn.Module())
-            owner = owner._modules[part]
-        if last not in owner._buffers:
+            owner = owner.get_submodule(part)
+        if not hasattr(owner, last):
             owner.register_buffer(last, tensor.detach())
         return _Buffer(OF_PROGRAM + path)
 
