@@ -18,6 +18,7 @@ or a base class of TVM's or torch's cannot be, and stay in these files, and in n
     frontends/pytorch/ops/call.py      _convert_data_type
     frontends/pytorch/ops/converters.py  torch's _overloadname
     frontends/pytorch/output_aliases.py  a tensor's _version, and its storage's _cdata
+    frontends/pytorch/quantized_modules.py  torch's _C.parse_schema
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
     tuning/server.py                   _serve_loop, _ffi_api
     tuning/tracker.py                  _event_handler, overridden

@@ -229,12 +229,19 @@ _OPERATORS: dict[str, Callable] = {
         lambda module, x, *_: x,
     ),
     **dict.fromkeys(("aten::Int", "aten::IntImplicit"), lambda module, x: x if _is_number(x) else int(x)),
-    "aten::append": lambda module, items, item: (items.append(item), items)[1],
     **dict.fromkeys(("aten::Float", "aten::FloatImplicit"), lambda module, x: float(x)),
     "aten::size": lambda module, x, *axis: _floats(x).shape[axis[0]] if axis else list(_floats(x).shape),
     "quantized::relu6": lambda module, x, inplace: _quantized(F.relu6(x.x), *x[1:]),
 }
-_OF_NUMBERS = {
+_OF_PYTHON: dict[str, Callable] = {  # where no argument is a tensor
+    "aten::append": lambda items, item: items.append(item) or items,
+    "aten::extend": list.extend,
+    "aten::len": len,
+    "aten::__getitem__": operator.getitem,
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
+    "aten::__not__": operator.not_,
+    **{f"aten::{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "aten::add": lambda a, b, alpha=1: a + b * alpha,
     "aten::sub": lambda a, b, alpha=1: a - b * alpha,
     "aten::mul": operator.mul,
@@ -245,18 +252,18 @@ _OF_NUMBERS = {
 # Operators that are refused if they are none of the above; those of lists write into them.
 _UNSERVED = (
     r"quantized::|aten::quantize|prim::(SetAttr|CallMethod|CallFunction)|"
-    r"aten::(extend|insert|pop|_set_item|Delete|clear)$"
+    r"aten::(insert|pop|_set_item|Delete|clear)$"
 )
 # Operators of PyTorch whose result has the scale and zero point of what they read, and those with others.
 _KEEP = {
     *("relu", "hardtanh", "clamp", "leaky_relu", "threshold", "max_pool1d", "max_pool2d", "max_pool3d",
-      "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-      "adaptive_avg_pool3d", "mean", "cat", "stack", "flatten", "view", "reshape", "permute", "transpose",
-      "t", "clone", "alias", "squeeze", "unsqueeze", "slice", "select", "narrow", "chunk", "split",
-      "split_with_sizes", "unbind", "expand", "repeat", "flip", "dropout", "feature_dropout", "pad",
-      "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad2d",
-      "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d",
-      "channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "index_select"),
+      "adaptive_max_pool2d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
+      "adaptive_avg_pool2d", "adaptive_avg_pool3d", "mean", "cat", "stack", "flatten", "view", "reshape",
+      "permute", "transpose", "t", "clone", "alias", "squeeze", "unsqueeze", "slice", "select", "narrow",
+      "chunk", "split", "split_with_sizes", "unbind", "expand", "repeat", "flip", "dropout",
+      "feature_dropout", "pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d",
+      "replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+      "upsample_bilinear2d", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "index_select"),
 }  # fmt: skip
 _OTHER_SCALES = {"sigmoid": (1 / 256, 0), "hardsigmoid": (1 / 256, 0), "tanh": (1 / 128, 128)}  # as uint8
 
@@ -318,10 +325,10 @@ class _Plain(torch.nn.Module):
         owner = self.get_submodule(OF_PROGRAM[:-1])
         *parts, last = path.split(".")
         for part in parts:
-            if part not in owner._modules:
+            if part not in dict(owner.named_children()):
                 owner.add_module(part, torch.nn.Module())
-            owner = owner._modules[part]
-        if last not in owner._buffers:
+            owner = owner.get_submodule(part)
+        if not hasattr(owner, last):
             owner.register_buffer(last, tensor.detach())
         return _Buffer(OF_PROGRAM + path)
 
@@ -429,8 +436,8 @@ class _Plain(torch.nn.Module):
     def _called(self, node: Any, args: list) -> Any:
         """Return the result of an operator."""
         kind = node.kind()
-        if kind in _OF_NUMBERS and all(map(_is_number, args)):
-            return _OF_NUMBERS[kind](*args)
+        if kind in _OF_PYTHON and not any(isinstance(each, torch.Tensor | _Quantized) for each in args):
+            return _OF_PYTHON[kind](*args)
         if kind in _OPERATORS:
             return _OPERATORS[kind](self, *args)
         own = _first(args)
