@@ -57,6 +57,8 @@ def from_onnx(
         inputs, then the weights that the network uses, under their ONNX names, whatever characters those hold
         (TVMScript prints "." and "/" as "_"); `params` has the weights in that order. A weight that is only a
         shape or an axis becomes part of the program instead.
+        The weights of a MatMulNBits stay in 4 or 8 bits, with their scales under the name with ".scales", if
+        core/packed_weights.py can hold them: in float32, blocks of a multiple of 8, whole zero points.
 
     Raises:
         FileNotFoundError: The file or its external data is missing.
