@@ -73,7 +73,7 @@ class Planted:
                 raise NotImplementedError("sum")
             more = 1.0 if name == "wrong" else 0.0
             network = Function(lambda x, at: (x + more, x[at + (9 if name == "out of range" else 0)]))
-            return tvmfast.from_pytorch(network, {"x": (shapes[0], "float32"), "at": (shapes[1], "int64")})
+            return tvmfast.from_pytorch(network.eval(), {"x": (shapes[0], "float32"), "at": (shapes[1], "int64")})
 
         inputs = [rng.standard_normal(3).astype("float32"), np.array([2])]
         return adversarial.Case(inputs, lambda x, at: [x, x[at]], model)
@@ -94,7 +94,10 @@ def test_draws_are_one_network_unless_one_of_them_fails(monkeypatch):
 
 def test_networks_with_dynamic_dims_become_one():
     first, second = ({"x": (name, 3)} for name in ("rows", "lines"))
-    models = [tvmfast.from_pytorch(Function(torch.exp), first), tvmfast.from_pytorch(nn.Linear(3, 2).eval(), second)]
+    models = [
+        tvmfast.from_pytorch(Function(torch.exp).eval(), first),
+        tvmfast.from_pytorch(nn.Linear(3, 2).eval(), second),
+    ]
     lib = tvmfast.build(*adversarial.together(models))
     x, y = np.ones((4, 3), "float32"), np.ones((5, 3), "float32")
     alone = [tvmfast.build(*model)(x if at == 0 else y) for at, model in enumerate(models)]

@@ -787,3 +787,14 @@ def test_every_converter_is_of_an_operator_that_mxnet_has_or_had():
     check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
     assert CONVERTERS.keys() - {names[n].decode() for n in range(size.value)} == OF_OLD
     assert len(CONVERTERS) > 250
+
+
+def test_division_by_0_sides_whose_squares_overflow_and_the_dtype_of_places():
+    y = S.var("y")
+    divided = {"x": np.float32([3, -3, 0, 2, -2]), "y": np.float32([0, 0, 0, 1.5, 1.5])}
+    both(S.broadcast_mod(X, y), divided, {}, exact=True)
+    for size in (1e-30, 1e30):
+        both(S.broadcast_hypot(X, y), {"x": np.float32([3 * size]), "y": np.float32([-4 * size])}, {})
+    both(S.broadcast_hypot(X, y), {"x": np.float32([0, 0, -np.inf]), "y": np.float32([0, 2, 1])}, {}, exact=True)
+    for dtype in ("float16", "float64"):
+        both(S.argmax(X, axis=1), {"x": uniform(4, 9).astype(dtype)}, {}, exact=True)
