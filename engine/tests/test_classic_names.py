@@ -73,7 +73,7 @@ def test_operators_and_passes_have_one_row_each():
 def test_what_is_gone_says_why():
     notes = names.table("gone").set_index("old").note
     assert len(notes) == len(removed.ROWS["gone"])
-    for old in ("tvm.micro", "relay.vm", "relay.frontend.from_keras"):
+    for old in ("tvm.micro", "relay.frontend.from_keras"):
         assert notes[old] == removed.ROWS["gone"][old][1] != ""
 
 
