@@ -287,6 +287,8 @@ def test_axes_of_others_and_steps_out_of_order(added):
         s.cache_write(c, "local")
     with pytest.raises(ScheduleError, match="bind of stage c, axis i.outer: expected an axis of te.thread_axis"):
         s[c].bind(outer, inner)
+    with pytest.raises(ScheduleError, match="compute_at of stage c: c is computed within it, or is the same"):
+        s[c].compute_at(s[c], outer)
     with pytest.raises(ScheduleError, match="compute_inline of stage a: it is an input"):
         s[a].compute_inline()
         tvm.lower(s, [a, b, c])

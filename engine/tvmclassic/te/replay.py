@@ -232,6 +232,7 @@ class Replay:
                     f"{at}: the axis is no loop of {stage.attach_stage.name} any more, or that is computed "
                     "before it"
                 )
+            self._refuse_extern("compute_at", stage)
             self._refuse_condition(at, block)
             self._rec.call(at, "compute_at", block, outer, preserve_unit_loops=True)
             by_loop = by_block
@@ -306,10 +307,8 @@ class Replay:
             loop, thread = live[key(axis)], stage.threads.get(key(axis))
             if thread is not None:
                 at = stage.at("bind", axis)
-                extent, wanted = (
-                    constant(self._rec.sch.get(loop).extent),
-                    thread.dom and constant(thread.dom.extent),
-                )
+                extent = constant(self._rec.sch.get(loop).extent)
+                wanted = thread.dom and constant(thread.dom.extent)
                 if wanted and extent is not None and wanted != extent:
                     raise Unsupported(
                         f"{at}: {thread.thread_tag} has {wanted} steps and the loop {extent}; TensorIR wants "
@@ -324,7 +323,7 @@ class Replay:
 
     def _on_leaf(self, stage, axis, method: str, *args) -> None:
         """Call a method on a loop, unless it was split or fused later, with which TVM forgot the hint too."""
-        loop = self._loops[id(stage)].get(key(axis))
+        loop = self._loops.get(id(stage), {}).get(key(axis))
         if loop is not None:
             self._rec.call(stage.at(method, axis), method, loop, *args)
 
@@ -383,9 +382,7 @@ class Replay:
             self._rec.call(
                 stage.at("reduction"), "decompose_reduction", block, loop, names=[f"{stage.name}_init"]
             )
-        except (
-            ScheduleError
-        ):  # the windows of neighbouring iterations overlap: it starts in the first step then
+        except ScheduleError:  # windows of neighbouring iterations overlap
             self._rec.note(f"{stage.name} starts in the first step of its loops")
 
 

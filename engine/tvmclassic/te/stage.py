@@ -268,6 +268,13 @@ class Stage:
     def compute_at(self, parent: "Stage", scope) -> None:
         """Compute within a loop of `parent` what an iteration needs."""
         parent._place("compute_at", scope)
+        above = parent
+        while above is not None and above is not self:
+            above = above.attach_stage
+        if above is self:
+            raise ScheduleError(
+                f"{self.at('compute_at')}: {parent.name} is computed within it, or is the same"
+            )
         self.attach_type, self.attach_stage, self.attach_ivar = "scope", parent, scope
 
     def compute_inline(self) -> None:
