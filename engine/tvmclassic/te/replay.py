@@ -232,6 +232,7 @@ class Replay:
                     f"{at}: the axis is no loop of {stage.attach_stage.name} any more, or that is computed "
                     "before it"
                 )
+            self._refuse_extern("compute_at", stage)
             self._refuse_condition(at, block)
             self._rec.call(at, "compute_at", block, outer, preserve_unit_loops=True)
             by_loop = by_block
@@ -261,7 +262,10 @@ class Replay:
                 )
 
     def _refuse_condition(self, at: str, block) -> None:
-        """Raise `Unsupported` if a block has a condition, which TVM 0.27's `compute_at` would forget."""
+        """Raise `Unsupported` if a block has a condition.
+
+        TVM 0.27's `compute_at` forgets it, and so does the store of a reduction that threads share.
+        """
         wanted, found = self._rec.sch.get(block), []
         tvm_ffi.structural_walk(
             self._rec.sch.mod["main"].body,
@@ -269,7 +273,7 @@ class Replay:
         )
         if any(constant(node.predicate) != 1 for node in found):
             raise Unsupported(
-                f"{at}: its loops leave a rest, which TVM 0.27's compute_at forgets; split by a divisor"
+                f"{at}: the loops of its splits leave a rest, which TVM 0.27 forgets here; split by divisors"
             )
 
     def _named_loops(self, at: str, block, axes: list) -> dict[int, object]:
@@ -306,10 +310,8 @@ class Replay:
             loop, thread = live[key(axis)], stage.threads.get(key(axis))
             if thread is not None:
                 at = stage.at("bind", axis)
-                extent, wanted = (
-                    constant(self._rec.sch.get(loop).extent),
-                    thread.dom and constant(thread.dom.extent),
-                )
+                extent = constant(self._rec.sch.get(loop).extent)
+                wanted = thread.dom and constant(thread.dom.extent)
                 if wanted and extent is not None and wanted != extent:
                     raise Unsupported(
                         f"{at}: {thread.thread_tag} has {wanted} steps and the loop {extent}; TensorIR wants "
@@ -324,7 +326,7 @@ class Replay:
 
     def _on_leaf(self, stage, axis, method: str, *args) -> None:
         """Call a method on a loop, unless it was split or fused later, with which TVM forgot the hint too."""
-        loop = self._loops[id(stage)].get(key(axis))
+        loop = self._loops.get(id(stage), {}).get(key(axis))
         if loop is not None:
             self._rec.call(stage.at(method, axis), method, loop, *args)
 
@@ -376,6 +378,8 @@ class Replay:
                 f"{stage.at('set_store_predicate')}: TensorIR stores by thread 0 where threads share a "
                 "reduction, and has no other predicates of stores"
             )
+        if shared:
+            self._refuse_condition(stage.at("bind"), self._block(stage, "bind"))
         if shared or not reduced or id(stage) not in self._loops:
             return
         block, loop = self._block(stage, "reduction"), self._loops[id(stage)][key(reduced[0])]
@@ -383,9 +387,7 @@ class Replay:
             self._rec.call(
                 stage.at("reduction"), "decompose_reduction", block, loop, names=[f"{stage.name}_init"]
             )
-        except (
-            ScheduleError
-        ):  # the windows of neighbouring iterations overlap: it starts in the first step then
+        except ScheduleError:  # windows of neighbouring iterations overlap
             self._rec.note(f"{stage.name} starts in the first step of its loops")
 
 
