@@ -15,7 +15,7 @@ from tvm import te, topi
 
 import tvmclassic
 from tvmclassic.te.replay import replay
-from tvmclassic.te.stage import Unsupported
+from tvmclassic.te.stage import ScheduleError, Unsupported
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -438,6 +438,21 @@ def test_a_factored_sum(n):
     close(run(s, [x, total], [a]), f64(a).sum(1), n, scale=np.abs(f64(a)).sum(1))
 
 
+@pytest.mark.parametrize("length", [100, te.var("n")], ids=str)
+def test_a_factored_sum_with_a_rest_that_another_stage_reads(length):
+    x = te.placeholder((5, length), name="x")
+    k = te.reduce_axis((0, length), name="k")
+    total = te.compute((5,), lambda i: te.sum(x[i, k], axis=k), name="total")
+    out = te.compute((5,), lambda i: total[i] * 2, name="out")
+    s = te.create_schedule(out.op)
+    ko, _ = s[total].split(k, factor=8)
+    part = s.rfactor(total, s[total].split(ko, nparts=4)[0])
+    s[part].compute_at(s[total], s[total].op.axis[0])
+    s[total].compute_at(s[out], s[out].op.axis[0])
+    a = values(5, 100)
+    close(run(s, [x, out], [a]), f64(a).sum(1) * 2, 100, scale=2 * np.abs(f64(a)).sum(1))
+
+
 def test_a_sum_over_two_axes_factored_by_the_last():
     x = te.placeholder((4, 6, 8), name="x")
     r, k = te.reduce_axis((0, 6), name="r"), te.reduce_axis((0, 8), name="k")
@@ -505,6 +520,12 @@ def test_a_function_of_its_own_is_a_stage():
     result = tvm.nd.empty((6,))
     func(tvm.nd.array(a), result)
     np.testing.assert_array_equal(result.numpy(), (a + 1) * 2)
+    s[more].storage_align(more.op.axis[0], 8, 0)
+    with pytest.raises(ScheduleError, match="storage_align of stage more: the function out of te.extern takes it"):
+        tvm.lower(s, [x, out])
+    s[more].compute_inline()
+    with pytest.raises(ScheduleError, match="compute_inline of stage more: the function out of te.extern takes it"):
+        tvm.lower(s, [x, out])
 
 
 # ---------------------------------------------------------------- memory and hints

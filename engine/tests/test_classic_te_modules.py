@@ -264,7 +264,7 @@ def test_arguments(added):
 
 
 def test_axes_of_others_and_steps_out_of_order(added):
-    s, (a, _, c) = added
+    s, (a, b, c) = added
     axis = c.op.axis[0]
     _, _, other = addition(100)
     with pytest.raises(ScheduleError, match="split of stage c, axis i: it belongs to another stage or operation; the"):
@@ -287,9 +287,11 @@ def test_axes_of_others_and_steps_out_of_order(added):
         s.cache_write(c, "local")
     with pytest.raises(ScheduleError, match="bind of stage c, axis i.outer: expected an axis of te.thread_axis"):
         s[c].bind(outer, inner)
+    with pytest.raises(ScheduleError, match="compute_at of stage c: c is computed within it, or is the same"):
+        s[c].compute_at(s[c], outer)
     with pytest.raises(ScheduleError, match="compute_inline of stage a: it is an input"):
         s[a].compute_inline()
-        tvm.lower(s, [a, _, c])
+        tvm.lower(s, [a, b, c])
 
 
 def test_what_tvm_refuses_today_is_named(added):
@@ -318,7 +320,7 @@ def test_what_tvm_refuses_today_is_named(added):
     with pytest.raises(ScheduleError, match="compute_at of stage one at two, axis i.outer: the axis is no loop of two"):
         tvm.lower(s, [d, e, two])
     s = te.create_schedule(two.op)
-    with pytest.raises(ScheduleError, match="cache_read of stage d: two does not read it, but up, one"):
+    with pytest.raises(ScheduleError, match="cache_read of stage A: two does not read it, but up, one"):
         s.cache_read(d, "global", [two])
         tvm.lower(s, [d, e, two])
 
@@ -327,9 +329,9 @@ def test_primitives_without_a_counterpart(added):
     s, (a, b, c) = added
     axis = c.op.axis[0]
     for refused, words in (
-        (lambda: s[c].prefetch(a, axis, 1), "prefetch of stage c, axis i: TensorIR has no prefetch"),
+        (lambda: s[c].prefetch(a, axis, 1), "prefetch of stage c: TensorIR has none; leave"),
         (lambda: s[c].env_threads([]), "env_threads of stage c"),
-        (lambda: s[c].rolling_buffer(), "rolling_buffer of stage c: use tvm.s_tir.Schedule.rolling_buffer"),
+        (lambda: s[c].rolling_buffer(), "rolling_buffer of stage c: call that of tvm.s_tir.Schedule"),
         (lambda: s[c].fuse(), "fuse of stage c without axes"),
         (lambda: s.create_group(outputs=c, inputs=a), "create_group: TensorIR has no groups"),
         (lambda: s[c].tensorize(axis, object()), "tensorize of stage c, axis i: expected the name of an intrinsic"),

@@ -19,16 +19,18 @@ def extern(
     if in_buffers is None:
         in_buffers = [decl_buffer(tensor.shape, tensor.dtype, tensor.op.name) for tensor in inputs]
     if out_buffers is None:
-        shapes = shape if isinstance(shape, list | tuple) and shape and _is_shape(shape[0]) else [shape]
+        shapes = (
+            shape
+            if isinstance(shape, list | tuple) and shape and isinstance(shape[0], list | tuple)
+            else [shape]
+        )
         dtypes = [dtype] * len(shapes) if dtype is None or isinstance(dtype, str) else list(dtype)
         if dtype is None:
             found = {str(tensor.dtype) for tensor in inputs}
             if len(found) != 1:
-                raise ValueError(f"te.extern {name}: give the dtype of the results; the inputs have {sorted(found)}")
+                raise ValueError(
+                    f"te.extern {name}: give the dtype of the results; the inputs have {sorted(found)}"
+                )
             dtypes = [*found] * len(shapes)
         out_buffers = [decl_buffer(each, of, name) for each, of in zip(shapes, dtypes, strict=True)]
     return _EXTERN(shape, inputs, fcompute, name, dtype, in_buffers, out_buffers, tag, attrs)
-
-
-def _is_shape(value) -> bool:
-    return isinstance(value, list | tuple)

@@ -2,7 +2,7 @@
 
 Where the loops that `rfactor` splits off leave a rest, TensorIR keeps the last steps out by a condition, and
 `compute_at` of the factored block drops it, without a word. So the sum gets as many steps as the splits want
-before it becomes a function of TensorIR: those beyond the end add the identity of the reduction, as TE had it.
+before it becomes a function of TensorIR: those beyond the end add the identity of the reduction.
 """
 
 import tvm
@@ -15,7 +15,7 @@ from .steps import CacheWrite, RFactor, Split
 
 
 def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
-    """Return arguments whose factored sums have no rest, and by key of each new operation that of the old one."""
+    """Return arguments whose factored sums have no rest, and the old operation's key by that of the new."""
     sources = {id(c.stage): c.result.origin_op for c in schedule.changes if isinstance(c, CacheWrite)}
     sums = {}
     for change in schedule.changes:
@@ -36,13 +36,15 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
             made[key(op)] = new
     old = {key(new): of for of, new in made.items()}
     return [
-        made[key(arg.op)].output(arg.value_index) if isinstance(arg, te.Tensor) and key(arg.op) in made else arg
+        made[key(arg.op)].output(arg.value_index)
+        if isinstance(arg, te.Tensor) and key(arg.op) in made
+        else arg
         for arg in args
     ], old
 
 
 def _multiple(axis: IterVar, steps: list) -> int | None:
-    """Return what the length of an axis has to be a multiple of; None where that is not known, as of a fusion."""
+    """Return what the length of an axis has to be a multiple of; None where that is not known."""
     for step in steps:
         if not any(key(each) == key(axis) for each in step.of) or not isinstance(step, Split):
             continue
@@ -61,7 +63,7 @@ def _leaves_rest(axis: IterVar, multiple: int | None) -> bool:
 
 
 def _reading(op, made: dict[int, object]):
-    """Return an operation that reads what was made instead of the old, or `op` if it reads nothing of that."""
+    """Return an operation that reads what was made instead of the old, or `op` itself."""
     if not isinstance(op, te.ComputeOp) or not any(key(tensor.op) in made for tensor in op.input_tensors):
         return op
 
@@ -82,7 +84,9 @@ def _padded(op: te.ComputeOp, multiples: dict[int, int | None]):
         extent, multiple = axis.dom.extent, multiples[key(axis)]
         if _leaves_rest(axis, multiple):
             inside.append(axis.var < extent)
-            whole = tvm.ir.Range.from_min_extent(axis.dom.min, (extent + (multiple - 1)) // multiple * multiple)
+            whole = tvm.ir.Range.from_min_extent(
+                axis.dom.min, (extent + (multiple - 1)) // multiple * multiple
+            )
             axis = IterVar(whole, axis.var, axis.iter_type)
         axes.append(axis)
     source = tvm.tirx.if_then_else(tvm.tirx.all(*inside), value.source[0], value.combiner.identity_element[0])

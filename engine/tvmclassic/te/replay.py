@@ -91,7 +91,7 @@ class Replay:
             if stage.attach_type == "inline":
                 self._refuse_extern("compute_inline", stage)
                 self._rec.call(
-                    _at("compute_inline", stage), "compute_inline", self._block(stage, "compute_inline")
+                    stage.at("compute_inline"), "compute_inline", self._block(stage, "compute_inline")
                 )
         for stage in reversed(schedule.stages):
             if self._matters(stage):
@@ -143,13 +143,13 @@ class Replay:
         if id(stage) not in self._blocks:
             names = self._names.get(key(stage.origin_op), [])
             if not names:
-                raise ScheduleError(f"{_at(primitive, stage)}: it is an input, which has no loops")
+                raise ScheduleError(f"{stage.at(primitive)}: it is an input, which has no loops")
             if len(names) > 1:
                 raise Unsupported(
-                    f"{_at(primitive, stage)}: it has {len(names)} results and no reduction, each of which "
+                    f"{stage.at(primitive)}: it has {len(names)} results and no reduction, each of which "
                     "has loops of its own in TensorIR; write a te.compute for each"
                 )
-            where = _at(primitive, stage)
+            where = stage.at(primitive)
             self._blocks[id(stage)] = self._rec.call(where, "get_sblock", names[0], names=[names[0]])
         return self._blocks[id(stage)]
 
@@ -157,7 +157,7 @@ class Replay:
         """Take a step that makes a new stage."""
         new = change.stage
         if isinstance(change, CacheRead):
-            at = _at("cache_read", change.source)
+            at = change.source.at("cache_read")
             readers = [self._block(reader, "cache_read") for reader in change.readers]
             buffer = self._written(change.source).name
             reads = [[region.source.name for region in self._rec.sch.get(block).reads] for block in readers]
@@ -172,7 +172,7 @@ class Replay:
             args = (readers[0], index, new.scope)
             self._blocks[id(new)] = self._rec.call(at, "cache_read", *args, names=[new.name], **options)
         elif isinstance(change, CacheWrite):
-            at, block = _at("cache_write", change.result), self._block(change.result, "cache_write")
+            at, block = change.result.at("cache_write"), self._block(change.result, "cache_write")
             copy = self._rec.call(
                 at, "cache_write", block, 0, new.scope, names=[f"{change.result.name}_copy"]
             )
@@ -188,7 +188,7 @@ class Replay:
 
     def _factor(self, change) -> None:
         stage, first = change.result, change.stage
-        at, block = _at("rfactor", stage, change.axis), self._block(stage, "rfactor")
+        at, block = stage.at("rfactor", change.axis), self._block(stage, "rfactor")
         roots = [*axes_of(stage.op), *change.roots]
         live = self._named_loops(at, block, roots)
         self._take(stage, live, change.steps)
@@ -225,19 +225,18 @@ class Replay:
         by_loop, by_block = self._orders.get(id(stage), (axes, axes))
         self._set_scope(stage, block)
         if stage.attach_type == "scope":
-            at = (
-                _at("compute_at", stage) + f" at {stage.attach_stage.name}, axis {name_of(stage.attach_ivar)}"
-            )
+            at = stage.at("compute_at") + f" at {stage.attach_stage.name}, axis {name_of(stage.attach_ivar)}"
             outer = self._loops.get(id(stage.attach_stage), {}).get(key(stage.attach_ivar))
             if outer is None:
                 raise ScheduleError(
                     f"{at}: the axis is no loop of {stage.attach_stage.name} any more, or that is computed "
                     "before it"
                 )
+            self._refuse_extern("compute_at", stage)
             self._refuse_condition(at, block)
             self._rec.call(at, "compute_at", block, outer, preserve_unit_loops=True)
             by_loop = by_block
-        at = _at("the loops", stage)
+        at = stage.at("the loops")
         live = self._named_loops(at, block, by_loop)
         if [key(axis) for axis in by_loop] != [key(axis) for axis in axes]:
             self._rec.call(at, "reorder", *(live[key(axis)] for axis in axes))
@@ -246,17 +245,21 @@ class Replay:
         self._kinds(stage, live)
         for axis, factor, offset in stage.aligned:
             self._refuse_extern("storage_align", stage)
-            self._rec.call(_at("storage_align", stage), "storage_align", block, 0, axis, factor, offset)
+            self._rec.call(stage.at("storage_align"), "storage_align", block, 0, axis, factor, offset)
         if stage.double_buffered:
-            self._rec.call(_at("double_buffer", stage), "annotate", block, "double_buffer_scope", 0)
+            self._rec.call(stage.at("double_buffer"), "annotate", block, "double_buffer_scope", 0)
 
     def _refuse_extern(self, primitive: str, stage) -> None:
-        """Raise `ScheduleError` for what a function of `te.extern` reads or makes, as TVM does not see that."""
+        """Raise `ScheduleError` for what a function of `te.extern` reads or makes, which TVM does not see."""
         for other in self._schedule.stages:
             op = other.origin_op
-            reads = isinstance(op, te.ExternOp) and any(key(t.op) == key(stage.origin_op) for t in op.input_tensors)
+            reads = isinstance(op, te.ExternOp) and any(
+                key(t.op) == key(stage.origin_op) for t in op.input_tensors
+            )
             if reads or (other is stage and isinstance(op, te.ExternOp)):
-                raise ScheduleError(f"{_at(primitive, stage)}: the function {op.name} of te.extern takes it as it is")
+                raise ScheduleError(
+                    f"{stage.at(primitive)}: the function {op.name} of te.extern takes it as it is"
+                )
 
     def _refuse_condition(self, at: str, block) -> None:
         """Raise `Unsupported` if a block has a condition, which TVM 0.27's `compute_at` would forget."""
@@ -267,7 +270,7 @@ class Replay:
         )
         if any(constant(node.predicate) != 1 for node in found):
             raise Unsupported(
-                f"{at}: its loops leave a rest, which TVM 0.27's compute_at forgets; split by a divisor before rfactor"
+                f"{at}: its loops leave a rest, which TVM 0.27's compute_at forgets; split by a divisor"
             )
 
     def _named_loops(self, at: str, block, axes: list) -> dict[int, object]:
@@ -283,7 +286,7 @@ class Replay:
         """Take steps on loops; `live` has them by axis, and is changed."""
         for step in steps:
             if isinstance(step, Split):
-                at, loop = _at("split", stage, step.parent), live.pop(key(step.parent))
+                at, loop = stage.at("split", step.parent), live.pop(key(step.parent))
                 part, size = (step.inner, step.factor) if step.nparts is None else (step.outer, step.nparts)
                 extent = constant(self._rec.sch.get(loop).extent)
                 if extent is not None and size > extent and not _on_thread(stage, part):
@@ -294,20 +297,18 @@ class Replay:
                 live.update({key(step.outer): outer, key(step.inner): inner})
             elif isinstance(step, Fuse):
                 loops = [live.pop(key(axis)) for axis in step.of]
-                at = _at("fuse", stage, step.outer)
+                at = stage.at("fuse", step.outer)
                 live[key(step.fused)] = self._rec.call(at, "fuse", *loops, names=[name_of(step.fused)])
-            elif isinstance(step, Reorder) and len(step.axes) > 1:
-                self._rec.call(_at("reorder", stage), "reorder", *(live[key(axis)] for axis in step.axes))
+            elif isinstance(step, Reorder) and len(step.of) > 1:
+                self._rec.call(stage.at("reorder"), "reorder", *(live[key(axis)] for axis in step.of))
 
     def _kinds(self, stage, live: dict[int, object]) -> None:
         for axis in stage.leaf_iter_vars:
             loop, thread = live[key(axis)], stage.threads.get(key(axis))
             if thread is not None:
-                at = _at("bind", stage, axis)
-                extent, wanted = (
-                    constant(self._rec.sch.get(loop).extent),
-                    thread.dom and constant(thread.dom.extent),
-                )
+                at = stage.at("bind", axis)
+                extent = constant(self._rec.sch.get(loop).extent)
+                wanted = thread.dom and constant(thread.dom.extent)
                 if wanted and extent is not None and wanted != extent:
                     raise Unsupported(
                         f"{at}: {thread.thread_tag} has {wanted} steps and the loop {extent}; TensorIR wants "
@@ -315,16 +316,16 @@ class Replay:
                     )
                 self._rec.call(at, "bind", loop, self._tag(thread, at))
             elif kind := stage.kinds.get(key(axis)):
-                self._rec.call(_at(kind, stage, axis), kind, loop)
+                self._rec.call(stage.at(kind, axis), kind, loop)
         for axis, pragma, value in stage.pragmas:
             value = 1 if value is None else int(value) if constant(value) is not None else value
             self._on_leaf(stage, axis, "annotate", f"pragma_{pragma}", value)
 
     def _on_leaf(self, stage, axis, method: str, *args) -> None:
         """Call a method on a loop, unless it was split or fused later, with which TVM forgot the hint too."""
-        loop = self._loops[id(stage)].get(key(axis))
+        loop = self._loops.get(id(stage), {}).get(key(axis))
         if loop is not None:
-            self._rec.call(_at(method, stage, axis), method, loop, *args)
+            self._rec.call(stage.at(method, axis), method, loop, *args)
 
     def _tag(self, thread, at: str) -> str:
         if not thread.thread_tag.startswith("vthread"):
@@ -341,7 +342,7 @@ class Replay:
         """Set the memory of a result: what the script says, or as TVM did, by the threads that compute it."""
         if stage.scope or stage.attach_type != "scope":
             if stage.scope and not self._is_cache(stage):
-                self._rec.call(_at("set_scope", stage), "set_scope", block, 0, stage.scope)
+                self._rec.call(stage.at("set_scope"), "set_scope", block, 0, stage.scope)
             return
         tags, inner = [], stage
         while inner.attach_type == "scope":
@@ -352,9 +353,9 @@ class Replay:
                     break
             inner = parent
         if any(tag.startswith(("threadIdx", "vthread")) for tag in tags):
-            self._rec.call(_at("compute_at", stage), "set_scope", block, 0, "local")
+            self._rec.call(stage.at("compute_at"), "set_scope", block, 0, "local")
         elif tags:
-            self._rec.call(_at("compute_at", stage), "set_scope", block, 0, "shared")
+            self._rec.call(stage.at("compute_at"), "set_scope", block, 0, "shared")
 
     def _is_cache(self, stage) -> bool:
         return any(
@@ -371,7 +372,7 @@ class Replay:
         shared = any(key(axis) in stage.threads for axis in reduced)
         if stage.store_predicate is not None and not shared:
             raise Unsupported(
-                f"{_at('set_store_predicate', stage)}: TensorIR stores by thread 0 where threads share a "
+                f"{stage.at('set_store_predicate')}: TensorIR stores by thread 0 where threads share a "
                 "reduction, and has no other predicates of stores"
             )
         if shared or not reduced or id(stage) not in self._loops:
@@ -379,11 +380,9 @@ class Replay:
         block, loop = self._block(stage, "reduction"), self._loops[id(stage)][key(reduced[0])]
         try:
             self._rec.call(
-                _at("reduction", stage), "decompose_reduction", block, loop, names=[f"{stage.name}_init"]
+                stage.at("reduction"), "decompose_reduction", block, loop, names=[f"{stage.name}_init"]
             )
-        except (
-            ScheduleError
-        ):  # the windows of neighbouring iterations overlap: it starts in the first step then
+        except ScheduleError:  # windows of neighbouring iterations overlap
             self._rec.note(f"{stage.name} starts in the first step of its loops")
 
 
@@ -392,7 +391,3 @@ def _on_thread(stage, axis) -> bool:
     parts = [part for step in stage.steps if isinstance(step, Split) for part in (step.outer, step.inner)
              if key(step.parent) == key(axis)]  # fmt: skip
     return key(axis) in stage.threads or any(_on_thread(stage, part) for part in parts)
-
-
-def _at(primitive: str, stage, axis=None) -> str:
-    return f"te: {primitive} of stage {stage.name}" + (f", axis {name_of(axis)}" if axis is not None else "")

@@ -60,11 +60,6 @@ class Schedule:
             )
         return self._stage_of[key(op)]
 
-    @property
-    def stage_map(self) -> "Schedule":
-        """Return what maps operations to stages: the schedule itself."""
-        return self
-
     def normalize(self) -> "Schedule":
         """Return the schedule: a replay needs no normalized form."""
         return self
@@ -152,7 +147,7 @@ class Schedule:
             them up.
         """
         stage = self[tensor]
-        at = stage._at("rfactor", axis)
+        at = stage.at("rfactor", axis)
         stage._place("rfactor", axis)
         if axis.iter_type != REDUCE:
             raise ScheduleError(f"{at}: expected a loop of the reduction")

@@ -101,6 +101,15 @@ class StageTensor:
         return self.op.name
 
 
+def _refused(primitive: str, why: str):
+    """Return a method that raises `Unsupported`."""
+
+    def refuse(self, *_args, **_kwargs):
+        raise Unsupported(f"te: {primitive} of stage {self.name}: {why}")
+
+    return refuse
+
+
 class Stage:
     """What a schedule does with one operation: TVM 0.8's `te.schedule.Stage`.
 
@@ -148,13 +157,13 @@ class Stage:
         place = self._place("split", parent)
         if (factor is None) == (nparts is None):
             raise ScheduleError(
-                f"{self._at('split', parent)}: expected either factor or nparts; got {factor}, {nparts}"
+                f"{self.at('split', parent)}: expected either factor or nparts; got {factor}, {nparts}"
             )
         size = constant(factor if nparts is None else nparts)
         if size is None or size < 1:
             given = factor if nparts is None else nparts
             raise ScheduleError(
-                f"{self._at('split', parent)}: expected a positive int, as TensorIR splits by these; "
+                f"{self.at('split', parent)}: expected a positive int, as TensorIR splits by these; "
                 f"got {given}"
             )
         known = constant(parent.dom.extent)
@@ -191,7 +200,7 @@ class Stage:
             outer, inner, at, below = inner, outer, below, at
         if at + 1 != below:
             raise ScheduleError(
-                f"{self._at('fuse', outer)}: {name_of(inner)} has to be the next loop; reorder first: "
+                f"{self.at('fuse', outer)}: {name_of(inner)} has to be the next loop; reorder first: "
                 f"the loops are {', '.join(map(name_of, self.leaf_iter_vars))}"
             )
         kind = max(outer.iter_type, inner.iter_type)
@@ -230,7 +239,7 @@ class Stage:
         self._place("bind", ivar)
         if not getattr(thread_ivar, "thread_tag", ""):
             raise ScheduleError(
-                f"{self._at('bind', ivar)}: expected an axis of te.thread_axis; got {thread_ivar!r}"
+                f"{self.at('bind', ivar)}: expected an axis of te.thread_axis; got {thread_ivar!r}"
             )
         self.threads[key(ivar)] = thread_ivar
 
@@ -244,7 +253,7 @@ class Stage:
         self._place("tensorize", var)
         if not isinstance(tensor_intrin, str):
             raise Unsupported(
-                f"{self._at('tensorize', var)}: expected the name of an intrinsic that "
+                f"{self.at('tensorize', var)}: expected the name of an intrinsic that "
                 "tvm.s_tir.TensorIntrin.register made, of a description and an implementation in TVMScript; "
                 f"got {type(tensor_intrin).__name__}"
             )
@@ -259,6 +268,13 @@ class Stage:
     def compute_at(self, parent: "Stage", scope) -> None:
         """Compute within a loop of `parent` what an iteration needs."""
         parent._place("compute_at", scope)
+        above = parent
+        while above is not None and above is not self:
+            above = above.attach_stage
+        if above is self:
+            raise ScheduleError(
+                f"{self.at('compute_at')}: {parent.name} is computed within it, or is the same"
+            )
         self.attach_type, self.attach_stage, self.attach_ivar = "scope", parent, scope
 
     def compute_inline(self) -> None:
@@ -277,9 +293,7 @@ class Stage:
         """Have the stride of an axis be a multiple of `factor`, plus `offset`."""
         at = next((i for i, each in enumerate(axes_of(self.op)) if key(each) == key(axis)), None)
         if at is None:
-            raise ScheduleError(
-                f"{self._at('storage_align', axis)}: expected one of the operation's own axes"
-            )
+            raise ScheduleError(f"{self.at('storage_align', axis)}: expected one of the operation's own axes")
         self.aligned.append((at, int(factor), int(offset)))
 
     def double_buffer(self) -> None:
@@ -290,30 +304,16 @@ class Stage:
         """Say which thread stores the result of a reduction across threads, which TVM finds itself today."""
         self.store_predicate = predicate
 
-    def prefetch(self, tensor, var, offset) -> None:
-        """Raise `Unsupported`."""
-        raise Unsupported(
-            f"{self._at('prefetch', var)}: TensorIR has no prefetch; leave the line out, which changes no "
-            "result"
-        )
-
-    def env_threads(self, threads) -> None:
-        """Raise `Unsupported`."""
-        raise Unsupported(f"te: env_threads of stage {self.name}: TensorIR has none; bind loops with bind")
-
-    def rolling_buffer(self) -> None:
-        """Raise `Unsupported`."""
-        raise Unsupported(
-            f"te: rolling_buffer of stage {self.name}: use tvm.s_tir.Schedule.rolling_buffer on the code of "
-            "s.today()"
-        )
+    prefetch = _refused("prefetch", "TensorIR has none; leave the line out, which changes no result")
+    env_threads = _refused("env_threads", "TensorIR has none; bind loops to threads with bind")
+    rolling_buffer = _refused("rolling_buffer", "call that of tvm.s_tir.Schedule, on the code of s.today()")
 
     # ------------------------------------------------------------ helpers
 
-    def _at(self, primitive: str, axis=None) -> str:
-        return f"te: {primitive} of stage {self.name}" + (
-            f", axis {axis_name(axis)}" if axis is not None else ""
-        )
+    def at(self, primitive: str, axis=None) -> str:
+        """Return what an error begins with."""
+        given = name_of(axis) if isinstance(axis, IterVar) else repr(axis)
+        return f"te: {primitive} of stage {self.name}" + (f", axis {given}" if axis is not None else "")
 
     def _place(self, primitive: str, axis) -> int:
         place = next((i for i, leaf in enumerate(self.leaf_iter_vars) if key(leaf) == key(axis)), None)
@@ -321,7 +321,7 @@ class Stage:
             return place
         known = any(key(each) == key(axis) for each in self.all_iter_vars)
         raise ScheduleError(
-            f"{self._at(primitive, axis)}: "
+            f"{self.at(primitive, axis)}: "
             + ("it was split or fused before" if known else "it belongs to another stage or operation")
             + f"; the loops of this stage are {', '.join(map(name_of, self.leaf_iter_vars)) or 'none'}"
         )
@@ -329,11 +329,6 @@ class Stage:
     def _replace(self, start: int, stop: int, axes: list) -> None:
         self.leaf_iter_vars[start:stop] = axes
         self.all_iter_vars += axes
-
-
-def axis_name(axis) -> str:
-    """Return how an error names an axis, or what was given for one."""
-    return name_of(axis) if isinstance(axis, IterVar) else repr(axis)
 
 
 def axes_of(op) -> list:

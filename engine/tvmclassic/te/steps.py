@@ -39,12 +39,7 @@ class Fuse:
 class Reorder:
     """The places of these axes were given to them in this order."""
 
-    axes: tuple
-
-    @property
-    def of(self) -> tuple:
-        """Return the axes that the step starts from."""
-        return self.axes
+    of: tuple
 
 
 @dataclasses.dataclass(frozen=True)
