@@ -219,6 +219,19 @@ def test_threads_may_share_a_sum():
     assert "local" in tvm.lower(s, [x, total]).script()
 
 
+def test_a_shared_sum_of_rows_that_leave_a_rest_is_refused():
+    x = te.placeholder((9, 64), name="x")
+    k = te.reduce_axis((0, 64), name="k")
+    total = te.compute((9,), lambda i: te.sum(x[i, k], axis=k), name="total")
+    s = te.create_schedule(total.op)
+    outer, inner = s[total].split(total.op.axis[0], factor=4)
+    s[total].bind(outer, te.thread_axis("blockIdx.x"))
+    s[total].bind(inner, te.thread_axis("threadIdx.y"))
+    s[total].bind(s[total].split(k, factor=16)[1], te.thread_axis("threadIdx.x"))
+    with pytest.raises(Unsupported, match="bind of stage total: the loops of its splits leave a rest, which TVM"):
+        tvm.lower(s, [x, total])
+
+
 def test_virtual_threads_and_threads_without_a_loop_of_their_length():
     a, b, c = addition(64)
     s = te.create_schedule(c.op)

@@ -262,7 +262,10 @@ class Replay:
                 )
 
     def _refuse_condition(self, at: str, block) -> None:
-        """Raise `Unsupported` if a block has a condition, which TVM 0.27's `compute_at` would forget."""
+        """Raise `Unsupported` if a block has a condition.
+
+        TVM 0.27's `compute_at` forgets it, and so does the store of a reduction that threads share.
+        """
         wanted, found = self._rec.sch.get(block), []
         tvm_ffi.structural_walk(
             self._rec.sch.mod["main"].body,
@@ -270,7 +273,7 @@ class Replay:
         )
         if any(constant(node.predicate) != 1 for node in found):
             raise Unsupported(
-                f"{at}: its loops leave a rest, which TVM 0.27's compute_at forgets; split by a divisor"
+                f"{at}: the loops of its splits leave a rest, which TVM 0.27 forgets here; split by divisors"
             )
 
     def _named_loops(self, at: str, block, axes: list) -> dict[int, object]:
@@ -375,6 +378,8 @@ class Replay:
                 f"{stage.at('set_store_predicate')}: TensorIR stores by thread 0 where threads share a "
                 "reduction, and has no other predicates of stores"
             )
+        if shared:
+            self._refuse_condition(stage.at("bind"), self._block(stage, "bind"))
         if shared or not reduced or id(stage) not in self._loops:
             return
         block, loop = self._block(stage, "reduction"), self._loops[id(stage)][key(reduced[0])]

@@ -148,7 +148,7 @@ class Schedule:
         """
         stage = self[tensor]
         at = stage.at("rfactor", axis)
-        stage._place("rfactor", axis)
+        stage.place_of("rfactor", axis)
         if axis.iter_type != REDUCE:
             raise ScheduleError(f"{at}: expected a loop of the reduction")
         if any(each.iter_type != REDUCE for step in stage.steps for each in step.of):

@@ -154,7 +154,7 @@ class Stage:
         Raises:
             ScheduleError: Not an axis of this stage's loops, or not exactly one positive, constant size.
         """
-        place = self._place("split", parent)
+        place = self.place_of("split", parent)
         if (factor is None) == (nparts is None):
             raise ScheduleError(
                 f"{self.at('split', parent)}: expected either factor or nparts; got {factor}, {nparts}"
@@ -195,7 +195,7 @@ class Stage:
         return fused
 
     def _fuse(self, outer, inner):
-        at, below = self._place("fuse", outer), self._place("fuse", inner)
+        at, below = self.place_of("fuse", outer), self.place_of("fuse", inner)
         if below + 1 == at:  # TVM took them in either order
             outer, inner, at, below = inner, outer, below, at
         if at + 1 != below:
@@ -213,7 +213,7 @@ class Stage:
 
     def reorder(self, *args) -> None:
         """Give these loops, in this order, the places that they have together."""
-        places = [self._place("reorder", axis) for axis in args]
+        places = [self.place_of("reorder", axis) for axis in args]
         if len(set(places)) < len(places):
             raise ScheduleError(f"te: reorder of stage {self.name}: expected each axis once")
         for place, axis in zip(sorted(places), args, strict=True):
@@ -236,7 +236,7 @@ class Stage:
 
     def bind(self, ivar, thread_ivar) -> None:
         """Run a loop on an axis of `te.thread_axis`."""
-        self._place("bind", ivar)
+        self.place_of("bind", ivar)
         if not getattr(thread_ivar, "thread_tag", ""):
             raise ScheduleError(
                 f"{self.at('bind', ivar)}: expected an axis of te.thread_axis; got {thread_ivar!r}"
@@ -245,12 +245,12 @@ class Stage:
 
     def pragma(self, var, pragma_type: str, pragma_value=None) -> None:
         """Attach a hint to a loop, such as "auto_unroll_max_step"."""
-        self._place("pragma", var)
+        self.place_of("pragma", var)
         self.pragmas.append((var, pragma_type, pragma_value))
 
     def tensorize(self, var, tensor_intrin: str) -> None:
         """Replace a loop and those inside it by an intrinsic of `tvm.s_tir.TensorIntrin.register`."""
-        self._place("tensorize", var)
+        self.place_of("tensorize", var)
         if not isinstance(tensor_intrin, str):
             raise Unsupported(
                 f"{self.at('tensorize', var)}: expected the name of an intrinsic that "
@@ -260,14 +260,14 @@ class Stage:
         self.tensorized.append((var, tensor_intrin))
 
     def _annotate(self, kind: str, axis) -> None:
-        self._place(kind, axis)
+        self.place_of(kind, axis)
         self.kinds[key(axis)] = kind
 
     # ------------------------------------------------------------ where it is computed and stored
 
     def compute_at(self, parent: "Stage", scope) -> None:
         """Compute within a loop of `parent` what an iteration needs."""
-        parent._place("compute_at", scope)
+        parent.place_of("compute_at", scope)
         above = parent
         while above is not None and above is not self:
             above = above.attach_stage
@@ -315,7 +315,8 @@ class Stage:
         given = name_of(axis) if isinstance(axis, IterVar) else repr(axis)
         return f"te: {primitive} of stage {self.name}" + (f", axis {given}" if axis is not None else "")
 
-    def _place(self, primitive: str, axis) -> int:
+    def place_of(self, primitive: str, axis) -> int:
+        """Return the place of an axis among the loops, or raise `ScheduleError`."""
         place = next((i for i, leaf in enumerate(self.leaf_iter_vars) if key(leaf) == key(axis)), None)
         if place is not None:
             return place

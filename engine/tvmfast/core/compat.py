@@ -21,6 +21,7 @@ or a base class of TVM's or torch's cannot be, and stay in these files, and in n
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
     tuning/server.py                   _serve_loop, _ffi_api
     tuning/tracker.py                  _event_handler, overridden
+    tvmclassic/te/padding.py           _ffi_api
     tuning/workers.py                  _worker_map, _proc; _start, _worker_run; `PopenPoolExecutor`, replaced
 
 Public names that are replaced or read in an unusual way, which the test cannot find:
@@ -55,6 +56,7 @@ Public names that are replaced or read in an unusual way, which the test cannot 
     compiler/schedule/rules/default.py       bfloat16 expressions that must not be inlined, or vectorized
     tuning/workers.py, runner.py             workers import torch, hide a Ctrl-C, and leak a little memory
     tuning/server.py, tracker.py             untrusted messages, or a crash, leave TVM's server dead
+    tvmclassic/te/padding.py, replay.py      compute_at, and reductions across threads, forget conditions
     tvmnotes/vision.py                       GluonCV makes Pillow read truncated images without an error
 
 A process that uses the package finds TVM as it is without it, except for these, which are process-wide:
