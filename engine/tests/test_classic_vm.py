@@ -122,7 +122,7 @@ def test_any_dims_are_those_that_come():
         a = normal(rows, 6)
         exact = np.exp(double(a) @ double(weight).T)
         close(vm.run(a).numpy(), exact / exact.sum(1, keepdims=True), 6 + 4 + 4, scale=1)
-    assert len(vm._exec._machine._networks) == 2, "a network for each shape"
+    assert len(vm._exec._machine.networks) == 2, "a network for each shape"
     with pytest.raises(ValueError, match=r"input 'x': expected Tensor\[\(\?, 6\), float32\], got .*\(2, 5\)"):
         vm.run(normal(2, 5))
     with pytest.raises(NotImplementedError, match="relay.Any.*compiled in parts"):
@@ -191,6 +191,21 @@ def test_a_branch_is_taken_by_a_value():
         relay.create_executor("graph", mod).evaluate()(np.asarray(True), m)
 
 
+def test_branches_of_other_types():
+    flag, a = relay.var("flag", shape=(), dtype="bool"), relay.var("a", shape=(2, 3))
+    other = relay.If(flag, a, relay.concatenate([a, a], axis=0))
+    mod = tvm.IRModule.from_expr(relay.Function([flag, a], relay.Tuple([other, relay.sum(other)])))
+    assert repr(mod["main"].ret_type) == "(Tensor[(?, 3), float32], Tensor[(), float32])"
+    m = normal(2, 3)
+    run = relay.create_executor("vm", mod).evaluate()
+    for taken, times in ((True, 1), (False, 2)):
+        rows, total = (each.numpy() for each in run(np.asarray(taken), m))
+        close([rows, total], [np.tile(double(m), (times, 1)), times * double(m).sum()], 12, scale=np.abs(m).sum())
+    for wrong in (relay.cast(a, "int32"), relay.sum(a), relay.Tuple([a])):
+        with pytest.raises(ValueError, match=r"relay.If: its branches are Tensor\[\(2, 3\), float32\] and "):
+            relay.vm.compile(relay.Function([flag, a], relay.If(flag, a, wrong)))
+
+
 def test_what_a_branch_shares_is_computed_once():
     x = relay.var("x", shape=(2, 3))
     y = relay.exp(x)
@@ -201,7 +216,7 @@ def test_what_a_branch_shares_is_computed_once():
         exact = np.exp(double(a))
         wanted = exact**2 if exact.sum() < 6 else exact - exact.sum()
         close([each.numpy() for each in vm.run(a)], [wanted, exact.sum()], 6 + 4, scale=exact.sum() + 1)
-    kernels = [kernel for network in vm._exec._machine._networks.values() for kernel in network.compiled.kernels.index]
+    kernels = [kernel for network in vm._exec._machine.networks.values() for kernel in network.compiled.kernels.index]
     assert sum("exp" in kernel for kernel in kernels) == 1
 
 
@@ -245,7 +260,7 @@ def test_a_function_that_calls_itself():
         wanted = double(base) ** exponent + double(base)
         close(vm.run(scalar(exponent), base).numpy(), wanted, exponent + 2, scale=np.abs(wanted))
     close(vm.invoke("power", scalar(2), base).numpy(), double(base) ** 2)
-    assert len(vm._exec._machine._networks) <= 5, "compiled once, however deep"
+    assert len(vm._exec._machine.networks) <= 5, "compiled once, however deep"
     assert "@power" in str(mod)
 
 
@@ -358,7 +373,7 @@ def test_each_opt_level_and_the_compiler_in_steps():
     m = normal(2, 3)
     exact = np.exp(double(m))
     close(tvm.runtime.vm.VirtualMachine(exe, tvm.cpu()).run(m).numpy(), exact / exact.sum(1, keepdims=True), 8)
-    (network,) = exe._machine._networks.values()
+    (network,) = exe._machine.networks.values()
     assert network.compiled.opt_level == 1, "as the context was that compiled it"
 
 

@@ -140,6 +140,18 @@ def is_static(ty) -> bool:
     return isinstance(ty, TensorType) and not any(isinstance(n, Any) for n in ty.shape)
 
 
+def _common(a, b):
+    """Return the type of a value that is of either type; None if there is none."""
+    if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.fields) == len(b.fields):
+        fields = [_common(*pair) for pair in zip(a.fields, b.fields, strict=True)]
+        return None if None in fields else TupleType(fields)
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:
+        return None
+    if len(a.shape) != len(b.shape):
+        return None
+    return TensorType([n if n == m else Any() for n, m in zip(a.shape, b.shape, strict=True)], a.dtype)
+
+
 def relay_type(ty):
     """Convert a Relax type to Relay's."""
     if isinstance(ty, tvm.ir.TupleType):
@@ -210,12 +222,23 @@ class _Lowering:
                     node.var.known_type = relay_type(value.ty)
                 return self.value(node.body)
             case ir.If() if not self.runs:
-                chosen = [self.values[branch] for branch in (node.true_branch, node.false_branch)]
-                return chosen[0] if chosen[0] is not None else chosen[1]
+                return self._either(self.values[node.true_branch], self.values[node.false_branch])
         raise Unservable(
             f"relay.{type(node).__name__}: relay.build makes networks without control flow; programs with "
             f"branches and loops run {_BY_VM}"
         )
+
+    def _either(self, yes, no):
+        """Return a value of the type that both branches have; a dim is `Any` where they differ."""
+        if yes is None or no is None or isinstance(yes, ir.Function) or isinstance(no, ir.Function):
+            return no if yes is None else yes
+        ty = _common(relay_type(yes.ty), relay_type(no.ty))
+        if ty is None:
+            raise ValueError(
+                f"relay.If: its branches are {relay_type(yes.ty)} and {relay_type(no.ty)}; expected the same "
+                "dtype and number of axes"
+            )
+        return yes if ty == relay_type(yes.ty) else relax.Var("branch", _relax_type(ty, "branch", self.runs))
 
     def _typed(self, expr: ir.Expr):
         """Return the value of `expr`. Raises ValueError if it has no type."""

@@ -45,7 +45,7 @@ class Machine:
         self._straight: dict = {}  # by expression
         self._plans: dict = {}  # by expressions, and what of them is known: what `values` does
         self._reads: dict = {}  # likewise: the known expressions that a network reads
-        self._networks: dict = {}  # by results, what they read, and the types of that
+        self.networks: dict = {}  # by results, what they read, and the types of that
         self._settled: dict = {}  # by call, and the values of its attributes: a call with constant ones
         self._chains: dict = {}  # by a let
 
@@ -110,7 +110,7 @@ class Machine:
         inside = {node for each in (*controls, *later) for node in ir.post_order(each, ir.all_parts)}
         known = {node for node in nodes if isinstance(node, ir.Call) and node not in scope} - behind
         shared = known & inside
-        read = {part for node in (inside | {*nodes}) - shared for part in ir.all_parts(node)}
+        read = {part for node in (inside | {*nodes}) - shared for part in ir.all_parts(node)} | {*later}
         kept = [node for node in nodes if node in shared and node in read]
         return leaves, kept, controls
 
@@ -200,9 +200,9 @@ class Machine:
             reads = self._reads[key]
             given = [scope[node] for node in reads]
             types = tuple(map(_type_of, given))
-            if (key, types) not in self._networks:
-                self._networks[key, types] = self._compile(needed, reads, types)
-            network = self._networks[key, types]
+            if (key, types) not in self.networks:
+                self.networks[key, types] = self._compile(needed, reads, types)
+            network = self.networks[key, types]
             outputs = iter(network.compiled.run(list(flat(given))))
             results = (_rebuilt(structure, outputs) for structure in network.results)
             values.update(zip(needed, results, strict=True))

@@ -80,7 +80,7 @@ class Executable:
     @property
     def primitive_ops(self) -> list[str]:
         """The kernels compiled so far, by name."""
-        networks = [network.compiled for network in self._machine._networks.values()]
+        networks = [network.compiled for network in self._machine.networks.values()]
         compiled = networks if self._library is None else [self._library.compiled]
         return sorted({name for each in compiled for name in each.graph["kernels"]})
 

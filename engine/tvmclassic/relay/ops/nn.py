@@ -6,7 +6,7 @@ from tvm.relax import op as R
 from tvmfast.frontends.ops.common import local_response_norm, product
 
 from ..ir import Attrs
-from .operator import axis_list, dtype_of, known_shape, operator, relax_function
+from .operator import axis_list, dtype_of, known_shape, operator, rank_of, relax_function
 from .shapes import turned
 
 for (_name, _relax), _body in {
@@ -70,7 +70,7 @@ def batch_matmul(tensor_a, tensor_b, /, out_dtype="", transpose_a=False, transpo
 
 @operator("nn.bias_add", relax="add reshape")
 def bias_add(data, bias, /, axis=1):
-    rank = len(known_shape(data))
+    rank = rank_of(data)
     shape = [1] * rank
     shape[axis % rank] = -1
     return R.add(data, R.reshape(bias, shape))

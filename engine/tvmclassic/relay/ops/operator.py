@@ -136,6 +136,11 @@ def known_shape(x) -> tuple[int, ...]:
     return shape
 
 
+def rank_of(x) -> int:
+    """Return the number of axes, which is known where their lengths are not."""
+    return int(x.ty.ndim)
+
+
 def axis_list(axis):
     if axis is None or axis == [] or axis == ():
         return None

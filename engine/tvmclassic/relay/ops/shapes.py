@@ -11,7 +11,7 @@ from tvm.relax import op as R
 from tvmfast.core.bounds_check import checked
 from tvmfast.frontends.ops.common import reshaped
 
-from .operator import axis_list, known_shape, numbers_of, operator
+from .operator import axis_list, known_shape, numbers_of, operator, rank_of
 
 for (_name, _relax), _body in {
     ("reshape_like", "reshape"): lambda data, shape_like, /: R.reshape(data, known_shape(shape_like)),
@@ -44,7 +44,7 @@ def reshape(data, /, newshape, allowzero=False):
 
 @operator("expand_dims", relax="expand_dims")
 def expand_dims(data, /, axis, num_newaxis=1):
-    first = axis if axis >= 0 else axis + len(known_shape(data)) + 1
+    first = axis if axis >= 0 else axis + rank_of(data) + 1
     return R.expand_dims(data, list(range(first, first + num_newaxis)))
 
 
