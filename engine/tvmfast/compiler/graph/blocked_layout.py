@@ -244,7 +244,7 @@ class _Blocker(relax.PyExprMutator):
             source = self.builder_.emit(source)
         else:
             source = self._block(data).expr
-        config = conv.config(self.lookup, self.simd)
+        config = conv.default_config(self.simd)  # integers are not tuned: a trial found a wrong kernel
         result = self.builder_.call_te(
             lambda data, kernel: conv.compute(data, kernel, config),
             source,
