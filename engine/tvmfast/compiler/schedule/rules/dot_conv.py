@@ -180,7 +180,7 @@ def pack(weight: np.ndarray, config: DotConv.Config, inner: int, lanes: int) -> 
 
 
 def tiles(rows: int, blocks: int, simd: Simd) -> list[tuple[int, int]]:
-    """List the register tiles to search, as for float32; where all leave many registers, those of all rows."""
+    """List the register tiles to search, as for float32; if these are too small, those of all rows."""
     whole = [(rows, n) for n in range(1, min(blocks, 8) + 1) if simd.fits(rows, n)]
     return direct_conv.tiles(rows, blocks, simd) or whole
 
