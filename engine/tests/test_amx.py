@@ -23,6 +23,7 @@ SERVER = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids
 
 # ---------------------------------------------------------------- the emulation
 
+
 def configuration(**changes) -> np.ndarray:
     """Tiles of 5 rows of 8 channels times 16 columns, one that fits neither, and one that is not configured."""
     content = np.zeros(64, "uint8")
@@ -59,7 +60,6 @@ def test_the_emulation_refuses_what_the_hardware_refuses(message):
 
 
 # ---------------------------------------------------------------- integers
-
 
 
 PRODUCTS = {  # the left matrix, the columns, and the dtype of the data
