@@ -245,7 +245,9 @@ class _Blocker(relax.PyExprMutator):
         else:
             source = self._block(data).expr
         by_tiles = amx_conv.config_of_integers(conv, found.shape, self.simd)
-        config = by_tiles or conv.default_config(self.simd)  # integers are not tuned: a trial found a wrong kernel
+        config = by_tiles or conv.default_config(
+            self.simd
+        )  # integers are not tuned: a trial found a wrong kernel
         result = self.builder_.call_te(
             lambda data, kernel: conv.compute(data, kernel, config),
             source,

@@ -88,7 +88,9 @@ def _rows(shape: tuple) -> int:
 def _product_of_integers(bb, left, right, v):
     shape = known_shape(left.ty)
     dense = Dense(_rows(shape), *known_shape(right.ty), dtype="uint8")
-    config = amx_matmul.config_of_integers(dense, shape, v) or dense.default_config(v)  # integers are not tuned
+    config = amx_matmul.config_of_integers(dense, shape, v) or dense.default_config(
+        v
+    )  # integers are not tuned
     panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
     return _fusable(bb, "dense_of_integers", dense.compute, left, panels, config)
 
