@@ -338,6 +338,17 @@ def test_what_tvm_refuses_today_is_named(added):
         tvm.lower(s, [d, e, two])
 
 
+def test_a_stage_within_a_vector_is_refused(added):
+    s, (a, b, c) = added
+    d = te.compute((100,), lambda i: c[i] * c[i], name="d")
+    s = te.create_schedule(d.op)
+    _, inner = s[d].split(d.op.axis[0], factor=4)
+    s[d].vectorize(inner)
+    s[c].compute_at(s[d], inner)
+    with pytest.raises(Unsupported, match="compute_at of stage c at d, axis i.inner: i.inner of d is vectorized"):
+        tvm.lower(s, [a, b, d])
+
+
 def test_primitives_without_a_counterpart(added):
     s, (a, b, c) = added
     axis = c.op.axis[0]

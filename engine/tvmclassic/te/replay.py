@@ -233,6 +233,7 @@ class Replay:
                     "before it"
                 )
             self._refuse_extern("compute_at", stage)
+            _refuse_vectors(at, stage)
             self._refuse_condition(at, block)
             self._rec.call(at, "compute_at", block, outer, preserve_unit_loops=True)
             by_loop = by_block
@@ -389,6 +390,21 @@ class Replay:
             )
         except ScheduleError:  # windows of neighbouring iterations overlap
             self._rec.note(f"{stage.name} starts in the first step of its loops")
+
+
+def _refuse_vectors(at: str, stage) -> None:
+    """Raise `Unsupported` for a stage within a vectorized loop, of which TVM 0.27 computes wrong numbers."""
+    while stage.attach_type == "scope":
+        parent, place = stage.attach_stage, stage.attach_ivar
+        for axis in parent.leaf_iter_vars:
+            if parent.kinds.get(key(axis)) == "vectorize":
+                raise Unsupported(
+                    f"{at}: {name_of(axis)} of {parent.name} is vectorized, and TVM 0.27 computes stages "
+                    "within vectors wrongly; attach it outside"
+                )
+            if key(axis) == key(place):
+                break
+        stage = parent
 
 
 def _on_thread(stage, axis) -> bool:
