@@ -244,10 +244,8 @@ class _Blocker(relax.PyExprMutator):
             source = self.builder_.emit(source)
         else:
             source = self._block(data).expr
-        by_tiles = amx_conv.config_of_integers(conv, found.shape, self.simd)
-        config = by_tiles or conv.default_config(
-            self.simd
-        )  # integers are not tuned: a trial found a wrong kernel
+        config = amx_conv.config_of_integers(conv, found.shape, self.simd)
+        config = config or replace(conv, zero=0).config(self.lookup, self.simd)  # as trials have it
         result = self.builder_.call_te(
             lambda data, kernel: conv.compute(data, kernel, config),
             source,

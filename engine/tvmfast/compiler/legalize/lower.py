@@ -64,7 +64,9 @@ def _matmul(bb, call, v, lookup, in_pairs):
     of_weight = len(b) == 2 and isinstance(right, tvm.ir.GenericConst)
     if dtypes == _INTEGERS:  # see graph/quantized.py
         return (
-            _product_of_integers(bb, left, right, v) if of_weight and 0 not in (*a, *b) else default(bb, call)
+            _product_of_integers(bb, left, right, v, lookup)
+            if of_weight and 0 not in (*a, *b)
+            else default(bb, call)
         )
     if of_weight:
         dense = Dense(_rows(a), *b)
@@ -85,12 +87,10 @@ def _rows(shape: tuple) -> int:
     return rows if isinstance(rows, int) else max(dim_hint(rows), _DYNAMIC_ROWS)
 
 
-def _product_of_integers(bb, left, right, v):
+def _product_of_integers(bb, left, right, v, lookup):
     shape = known_shape(left.ty)
     dense = Dense(_rows(shape), *known_shape(right.ty), dtype="uint8")
-    config = amx_matmul.config_of_integers(dense, shape, v) or dense.default_config(
-        v
-    )  # integers are not tuned
+    config = amx_matmul.config_of_integers(dense, shape, v) or dense.config(lookup, v)
     panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
     return _fusable(bb, "dense_of_integers", dense.compute, left, panels, config)
 

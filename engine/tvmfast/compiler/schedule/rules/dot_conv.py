@@ -69,9 +69,10 @@ class DotConv(ScheduleRule):
         height, width = workload.out_size
         line = height * width if workload.is_pointwise else 0
         blocks = ceildiv(workload.weight[0], simd.lanes)
+        tiles = direct_conv.tiles(line or width, blocks, simd)
         sizes = [
             (tile_ow, tile_oc, block)
-            for tile_ow, tile_oc in tiles(line or width, blocks, simd)
+            for tile_ow, tile_oc in tiles
             for block in (_blocks(ceildiv(line, tile_ow)) if line else [1])
         ]
         return [
@@ -179,15 +180,9 @@ def pack(weight: np.ndarray, config: DotConv.Config, inner: int, lanes: int) -> 
     return DOTS[config.instruction].pack(split, lanes)
 
 
-def tiles(rows: int, blocks: int, simd: Simd) -> list[tuple[int, int]]:
-    """List the register tiles to search, as for float32; if these are too small, those of all rows."""
-    whole = [(rows, n) for n in range(1, min(blocks, 8) + 1) if simd.fits(rows, n)]
-    return direct_conv.tiles(rows, blocks, simd) or whole
-
-
-def _blocks(count: int) -> list[int]:
+def _blocks(tiles: int) -> list[int]:
     """List the blocks of a line's tiles to search."""
-    return [n for n in (1, 2, 4, _LARGEST_BLOCK) if n <= count and (round_up(count, n) - count) * 10 <= count]
+    return [n for n in (1, 2, 4, _LARGEST_BLOCK) if n <= tiles and (round_up(tiles, n) - tiles) * 10 <= tiles]
 
 
 def compute(data, weight, conv: Convolution, config: DotConv.Config):

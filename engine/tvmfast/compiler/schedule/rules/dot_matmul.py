@@ -18,7 +18,7 @@ from ..epilogue import block_names, fuse_epilogue, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.dense import Dense
 from ..workloads.workload import Workload
-from . import dot_conv
+from . import direct_conv
 
 _NAME = "dot_matmul"
 _CACHED_WEIGHTS = 512 << 10  # bytes of weights that stay in a core's L2 cache
@@ -56,7 +56,12 @@ class DotMatmul(ScheduleRule):
         return default(workload.rows, workload.depth, workload.columns, simd)
 
     def space(self, workload: Dense, simd: Simd) -> list[Config]:
-        tiles = dot_conv.tiles(workload.rows, ceildiv(workload.columns, simd.lanes), simd)
+        blocks = ceildiv(workload.columns, simd.lanes)
+        tiles = direct_conv.tiles(workload.rows, blocks, simd)
+        # Of few rows no tile uses many registers.
+        tiles = tiles or [
+            (workload.rows, n) for n in range(1, 9) if n <= blocks and simd.fits(workload.rows, n)
+        ]
         return [
             self.Config(simd.dot, *tile, order)
             for tile, order in itertools.product(tiles, ("rows", "columns"))
