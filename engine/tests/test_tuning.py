@@ -667,8 +667,8 @@ def network_of_bytes() -> tuple:
     """A convolution of an image, one of bytes, one pointwise, and a product, in int8; and samples."""
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 24, 3), nn.ReLU(), nn.Conv2d(24, 40, 1), nn.Flatten(),
-        nn.Linear(40 * 25, 10),
+        nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 24, 3), nn.ReLU(), nn.Conv2d(24, 40, 1), nn.Flatten(),
+        nn.Linear(40 * 25, 40),
     )  # fmt: skip
     samples = [np.random.default_rng(n).standard_normal((1, 3, 14, 14), dtype="float32") for n in range(2)]
     return tvmfast.quantize(*tvmfast.from_pytorch(net.eval(), {"x": (1, 3, 14, 14)}), samples), samples
