@@ -258,7 +258,6 @@ def test_unknown_attributes(enabled, path, words):
 @pytest.mark.parametrize(
     "code, words",
     [
-        ("from tvm.relay import vm", "relay.vm was dropped in TVM 0.20; relay.create_executor"),
         ("from tvm.relay.nn import conv2dd", "no tvm.relay.nn.conv2dd; near names: conv2d"),
         ("import tvm.contrib.graph_executer", "no tvm.contrib.graph_executer; near names: graph_executor"),
         ("from tvm import micro", r"tvm.micro: microTVM was dropped in TVM 0.19"),

@@ -217,6 +217,7 @@ def _show_second_tries(terminalreporter) -> None:
 
 def _show_margins(terminalreporter, all_of_them: bool) -> None:
     shares = sorted(agreement.shares.items(), key=lambda row: -row[1])
+    shares = [(test, share) for test, share in shares if share <= 1]  # others fail, or are about failing
     above = sum(share > 1 / 3 for _, share in shares)
     terminalreporter.section(f"errors as shares of their tolerances: {above} of {len(shares)} tests above a third")
     for test, share in shares if all_of_them else shares[:above]:
