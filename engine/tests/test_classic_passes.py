@@ -4,6 +4,7 @@ import importlib
 import re
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 from agreement import close
@@ -166,6 +167,22 @@ def test_the_timing_instrument_lists_each_pass_below_the_one_that_ran_it():
     with tvm.transform.PassContext(instruments=[timing]):
         tvm.relax.transform.CanonicalizeBindings()(tvm.IRModule())
     assert timing.render().startswith("CanonicalizeBindings: ")
+
+
+def test_a_build_shows_instruments_no_module_of_today():
+    heard, timing = listener(), tvm.instrument.PassTimingInstrument()
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        small (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu(x) }""")
+    params = {"w": normal(4, 3, 3, 3)}
+    with tvm.transform.PassContext(opt_level=3, instruments=[heard, timing]):
+        mod = transform.InferType()(network())
+        assert relay.build(mod, "llvm", params=params).compiled.opt_level == 3
+        relay.vm.compile(mod, "llvm", params=params)
+        relay.frontend.from_onnx(model)
+        relay.quantize.quantize(mod, params)
+        tvm.autotvm.task.extract_from_program(mod, params, "llvm")
+        assert timing.render().startswith("InferType: ") and "FuseOps: " in timing.render()
+    assert heard.events == ["enter", "before InferType", "after InferType", "exit"]
 
 
 def test_instruments_of_tvm_print_relays_modules(capsys):

@@ -1,9 +1,11 @@
 """`tvm.transform.PassContext` as old scripts use it: opt levels, Relay's pass names, removed options."""
 
+import contextlib
 import contextvars
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 
 import tvm
 
@@ -51,7 +53,9 @@ def patches() -> list:
 
     def context_init(self, *args, **kwargs):
         given = arguments(*args, **kwargs)
-        _instruments[id(self)] = list(given["instruments"] or ())
+        _instruments.pop(id(self), None)  # of a context that is no more
+        if given["instruments"]:
+            _instruments[id(self)] = list(given["instruments"])
         init(self, **given)
 
     def context_enter(self):
@@ -105,29 +109,48 @@ def _warn(name: str) -> None:
 # ---------------------------------------------------------------- instruments
 
 
-def without_instruments() -> tvm.transform.PassContext:
-    """Return a context like the current one, in which no instrument hears of passes."""
+@contextlib.contextmanager
+def without_instruments(but=()) -> Iterator[None]:
+    """Enter a context like the current one, in which no instrument hears of passes `but` these.
+
+    It is for passes on Relax: instruments of old scripts know Relay's modules.
+    """
     current = tvm.transform.PassContext.current()
     passes = {
         "required_pass": [str(name) for name in current.required_pass],
         "disabled_pass": [str(name) for name in current.disabled_pass],
     }
-    return tvm.transform.PassContext(int(current.opt_level), **passes, config=dict(current.config))
+    level, config = int(current.opt_level), dict(current.config)
+    with tvm.transform.PassContext(level, **passes, instruments=list(but) or None, config=config):
+        yield
+
+
+def timing_instruments() -> list:
+    """Return those of `instruments` that time passes, of whatever modules."""
+    return [each for each in instruments() if isinstance(each, PassTimingInstrument)]
 
 
 @tvm.instrument.pass_instrument
 class PassTimingInstrument:
     """`tvm.instrument.PassTimingInstrument`: times Relay's passes and TVM's.
 
-    `render` returns the times of the last context, a line for each pass, indented below the pass that ran it.
+    `render` returns the times of the last context, a line for each pass, indented below the pass that ran it;
+    those of a build are its passes on Relax.
     """
 
     def __init__(self):
         self._passes, self._running = [], []  # of each: depth, name, seconds in it, seconds in those below
+        self._contexts = 0  # that it is in, one in the other
 
     def enter_pass_ctx(self) -> None:
         """Forget the times of an earlier context."""
-        self._passes, self._running = [], []
+        if not self._contexts:
+            self._passes, self._running = [], []
+        self._contexts += 1
+
+    def exit_pass_ctx(self) -> None:
+        """Leave a context."""
+        self._contexts -= 1
 
     def run_before_pass(self, _mod, info) -> None:
         """Start timing a pass."""

@@ -21,6 +21,7 @@ from tvmfast.tuning.task import Progress, all_tasks
 from ..autotvm import tuner
 from ..autotvm.task import target_of
 from ..autotvm.tuner import LocalBuilder as LocalBuilder
+from ..context import without_instruments
 from ..relay.build import relax_of
 from .record import RecordToFile, key_of, read
 from .workload import ComputeDAG, make_workload_key
@@ -162,6 +163,7 @@ class SearchTask:
         return min(here or mine, key=lambda record: record.call_seconds).config
 
 
+@without_instruments()
 def extract_tasks(mod, params=None, target=None, *_, include_simple_tasks=False, **_others) -> tuple:
     """Return the tasks of a network, and how often it calls each: two lists.
 

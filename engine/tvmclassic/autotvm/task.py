@@ -13,6 +13,7 @@ from tvmfast.compiler.schedule.workloads.dense import Dense
 from tvmfast.core.machine import target_json
 
 from .. import targets
+from ..context import without_instruments
 from ..relay import ir
 from ..relay.build import relax_of
 from . import template
@@ -178,6 +179,7 @@ def create(task_name, args, target, target_host=None, template_key=None) -> Task
         ) from None
 
 
+@without_instruments()
 def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list[Task]:
     """Return a task for each distinct convolution and dense layer with known weights.
 

@@ -14,7 +14,7 @@ from tvmfast.core.data import atomic_path
 from tvmfast.runtime import compiled as runtime
 from tvmfast.runtime import saved
 
-from ..context import apply_best, opt_level
+from ..context import apply_best, opt_level, timing_instruments, without_instruments
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
 from ..targets import for_build, runs_on
 from . import ir
@@ -49,7 +49,12 @@ def builder(target=None, host=None):
     target = compiler.resolve_target(for_build(target, host), kinds=("llvm", "cuda"))
     records = apply_best.get().lookup(target) if apply_best.get() else None
     level = opt_level()
-    return lambda mod, weights: compiler.build(mod, weights, target, level, records)
+
+    def compiled(mod, weights):
+        with without_instruments(but=timing_instruments()):
+            return compiler.build(mod, weights, target, level, records)
+
+    return compiled
 
 
 def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
