@@ -1,6 +1,8 @@
 """Programs of Relay with branches, recursion and dims of any length: relay.vm and the executors, against NumPy."""
 
 import importlib
+import inspect
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tvm
 from agreement import close
 
 import tvmclassic
+from tvmclassic.relay import machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -171,6 +174,65 @@ def test_a_convolution_of_images_of_any_size():
         close(vm.run(image).numpy(), wanted, terms, scale=np.abs(double(weight)).sum((1, 2, 3)).max() * 4)
 
 
+def test_a_function_of_any_dims_is_called_by_a_network():
+    mod = tvm.IRModule()
+    x, y = relay.var("x", shape=(relay.Any(), 3)), relay.var("y", shape=(relay.Any(), 3))
+    name = relay.GlobalVar("twice")
+    mod[name] = relay.Function([x], nn.relu(x) + x)
+    mod["main"] = relay.Function([y], name(y * y))
+    vm = machine_of(mod)
+    for rows in (4, 1, 0):
+        m = normal(rows, 3)
+        close(vm.run(m).numpy(), 2 * double(m) ** 2, 2)
+
+
+def test_networks_that_were_not_used_for_long_are_dropped(monkeypatch):
+    monkeypatch.setattr(machine, "_MOST_NETWORKS", 2)
+    x, w = relay.var("x", shape=(relay.Any(), 3)), relay.var("w", shape=(4, 3))
+    weight = normal(4, 3)
+    vm = machine_of(relay.Function([x, w], nn.dense(x, w)), {"w": weight})
+    networks = vm._exec._machine.networks
+
+    def run(*counts):
+        for rows in counts:
+            m = normal(rows, 3)
+            close(vm.run(m).numpy(), double(m) @ double(weight).T, 3)
+        return [types[0][0][0] for _, types in networks]
+
+    assert run(1, 2, 1, 3) == [1, 3]
+    monkeypatch.setattr(machine, "_MOST_BYTES", -1)
+    assert run(3) == [1, 3] and run(2) == [2], "the last one stays"
+
+
+def test_calls_with_many_values_of_an_attribute_are_forgotten(monkeypatch):
+    monkeypatch.setattr(machine, "_MOST_CALLS", 2)
+    count, x = relay.var("count", shape=(), dtype="int32"), relay.var("x", shape=(2,), dtype="int32")
+    numbers = relay.arange(relay.const(0), count, relay.const(1), dtype="int32")
+    vm = machine_of(relay.Function([count, x], relay.concatenate([numbers, x], axis=0)))
+    for n in (1, 2, 3, 1, 4, 3):
+        np.testing.assert_array_equal(vm.run(n, np.array([7, 8], "int32")).numpy(), [*range(n), 7, 8])
+    assert len(vm._exec._machine._settled) <= 2
+
+
+def test_networks_are_compiled_as_where_the_program_was():
+    qnn = importlib.import_module("tvm.relay.qnn.op")
+    q = relay.var("q", shape=(relay.Any(),), dtype="int32")
+    parts = relay.const(0.5), relay.const(0), relay.const(1.0), relay.const(0)
+    function = relay.Function([q], qnn.requantize(q, *parts, out_dtype="int32"))
+    values = np.arange(-3, 4, dtype="int32")
+    results = []
+    for rounding in ("UPWARD", "TONEAREST"):
+        with qnn.requantize_config(rounding=rounding):
+            vm = machine_of(function)
+        results.append(vm.run(values).numpy())
+    np.testing.assert_array_equal(results, [[-1, -1, 0, 0, 1, 1, 2], [-2, -1, -1, 0, 1, 1, 2]])
+    static = relay.var("q", shape=(7,), dtype="int32")
+    function = relay.Function([static], qnn.requantize(static, *parts, out_dtype="int32"))
+    with qnn.requantize_config(rounding="TONEAREST"):
+        graph = relay.create_executor("graph", tvm.IRModule.from_expr(function)).evaluate()
+    np.testing.assert_array_equal(graph(values).numpy(), results[1])
+
+
 # ---------------------------------------------------------------- branches
 
 
@@ -188,7 +250,7 @@ def test_a_branch_is_taken_by_a_value():
     with pytest.raises(NotImplementedError, match=r"relay.If: .*relay.vm.compile"):
         relay.build(mod, "llvm")
     with pytest.raises(NotImplementedError, match="relay.vm.compile"):
-        relay.create_executor("graph", mod).evaluate()(np.asarray(True), m)
+        relay.create_executor("graph", mod).evaluate()
 
 
 def test_branches_of_other_types():
@@ -329,6 +391,37 @@ def test_functions_are_values():
     close(vm.run(np.asarray(False), a, b).numpy(), double(a) * double(b) ** 2, 2)
 
 
+def test_a_closure_keeps_what_it_was_made_with():
+    y, k, a, b, v = (relay.var(name, shape=(3,)) for name in "ykabv")
+    make = relay.Function([k], relay.Function([y], y * k))
+    f, g, h = (relay.var(name) for name in "fgh")
+    body = relay.Call(g, [v]) - relay.Call(h, [v])
+    body = relay.Let(f, make, relay.Let(g, relay.Call(f, [a]), relay.Let(h, relay.Call(f, [b]), body)))
+    p, q, r = normal(3), normal(3) + 1, normal(3) + 2
+    close(machine_of(relay.Function([a, b, v], body)).run(p, q, r).numpy(), double(r) * (double(p) - double(q)), 4)
+
+
+def test_a_function_reads_what_another_has_as_its_parameter():
+    x, z, flag = relay.var("x", shape=(3,)), relay.var("z", shape=(3,)), relay.var("flag", shape=(), dtype="bool")
+    inner = relay.Function([x], x * x)
+    outer = relay.Function([z], relay.Call(inner, [z]) + x)
+    assert relay.analysis.free_vars(outer) == [x]
+    body = relay.If(flag, relay.Call(outer, [x + x]), x) + x
+    m = normal(3)
+    close(machine_of(relay.Function([flag, x], body)).run(True, m).numpy(), 4 * double(m) ** 2 + 2 * double(m), 4)
+
+
+def test_a_function_without_types_is_called_with_two_dtypes():
+    x, a, b = relay.var("x"), relay.var("a", shape=(2,)), relay.var("b", shape=(2,), dtype="int32")
+    mod = tvm.IRModule({"more": relay.Function([x], x * 2 + 1)})
+    name = mod.get_global_var("more")
+    mod["main"] = relay.Function([a, b], relay.Tuple([name(a), name(b)]))
+    m, n = normal(2), np.array([3, -4], "int32")
+    floats, integers = (each.numpy() for each in machine_of(mod).run(m, n))
+    close(floats, 2 * double(m) + 1, 2)
+    np.testing.assert_array_equal(integers, [7, -7])
+
+
 def test_the_same_expression_in_two_functions_has_two_values():
     x = relay.var("x", shape=(3,))
     shared = x * x
@@ -377,6 +470,33 @@ def test_each_opt_level_and_the_compiler_in_steps():
     assert network.compiled.opt_level == 1, "as the context was that compiled it"
 
 
+def test_inputs_that_are_set_are_timed_too():
+    x = relay.var("x", relay.TupleType([relay.TensorType((2,)), relay.TensorType((2,))]))
+    vm = machine_of(relay.Function([x], relay.TupleGetItem(x, 0) + relay.TupleGetItem(x, 1)))
+    vm.set_input("main", (normal(2), normal(2)))
+    for end_to_end in (False, True):
+        assert len(vm.benchmark(tvm.cpu(), number=1, repeat=2, end_to_end=end_to_end).results) == 2
+
+
+def test_calls_that_are_too_deep_are_refused():
+    mod = tvm.IRModule()
+    name, n = relay.GlobalVar("total"), relay.var("n", shape=(), dtype="int32")
+    rest = name(n - relay.const(1)) + n
+    is_last = relay.equal(n, relay.const(0))
+    mod[name] = relay.Function([n], relay.If(is_last, n, rest), relay.TensorType((), "int32"))
+    mod["main"] = relay.Function([n], name(n))
+    vm = machine_of(mod)
+    assert vm.run(100).numpy() == 5050  # all is compiled
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 300)
+    try:
+        with pytest.raises(RecursionError, match="let a function call itself in its last step"):
+            vm.run(500)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert vm.run(200).numpy() == 20100
+
+
 def test_what_is_wrong_is_said():
     x, n = relay.var("x", shape=(2,)), relay.var("n", shape=(), dtype="int32")
     vm = machine_of(relay.Function([x, n], relay.If(relay.less(n, relay.const(1)), x, x + x)))
@@ -386,6 +506,11 @@ def test_what_is_wrong_is_said():
         (lambda: vm.run(m, scalar(1), m), TypeError, "got 3 by position"),
         (lambda: vm.run(m, m=scalar(1)), TypeError, "got 1 by position, m"),
         (lambda: vm.run(m, np.ones(2, "int32")), ValueError, r"input 'n': expected Tensor\[\(\), int32\]"),
+        (lambda: vm.run(m, 1.5), ValueError, r"Tensor\[\(\), int32\], got float64 with numbers that int32 lacks"),
+        (lambda: machine_of(relay.Function([x], relay.If(x, x, x + x))).run(m), ValueError, r"one element, got \(2,\)"),
+        (lambda: relay.vm.compile(relay.Function([n], relay.Call(relay.Function([x], x), [n]))), ValueError,
+         r"%x: its function takes Tensor\[\(2,\), float32\], and is called with Tensor\[\(\), int32\]"),
+        (lambda: vm.set_one_input("main", m), TypeError, r"expected \(func_name, input, array\)"),
         (lambda: vm.invoke("other", m), ValueError, "no function 'other'; it has main"),
         (lambda: vm.set_one_input("main", "y", m), ValueError, "no input 'y'"),
         (lambda: relay.vm.compile(3), TypeError, "expected a Relay module or function, got int"),
@@ -395,6 +520,12 @@ def test_what_is_wrong_is_said():
     ]:  # fmt: skip
         with pytest.raises(error, match=words):
             call()
+    y = relay.var("y", shape=(2,))
+    run = relay.create_executor("graph", tvm.IRModule.from_expr(relay.Function([x, y], x + y))).evaluate()
+    for args in ((m,), (m, m, m)):
+        with pytest.raises(TypeError, match=rf"the program takes x, y; got {len(args)} by position"):
+            run(*args)
+    close(run(m, y=m).numpy(), 2 * double(m))
     vm.set_one_input("main", "x", m)
     with pytest.raises(TypeError, match="no value is set for n"):
         vm.run()

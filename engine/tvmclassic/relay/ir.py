@@ -374,15 +374,18 @@ def substitute(expr: Expr, replace: dict) -> Expr:
 
 def free_vars(expr: Expr) -> list[Var]:
     """List the free variables of `expr` in the order of their first use."""
-    if isinstance(expr, Function):
-        return [v for v in free_vars(expr.body) if v not in expr.params]
-    free = []
+    free, bound = [], set()
     for node in post_order(expr):
         if isinstance(node, Var):
             free.append(node)
-        elif isinstance(node, Let):
-            free += [v for v in free_vars(node.body) if v is not node.var and v not in free]
-    return free
+        elif isinstance(node, Let):  # a function may call itself by the variable that it is the value of
+            bound.add(node.var)
+            free += free_vars(node.body)
+        elif isinstance(node, Function):
+            free += [v for v in free_vars(node.body) if v not in node.params]
+        elif isinstance(node, Call) and isinstance(node.op, Function):
+            free += free_vars(node.op)
+    return [v for v in dict.fromkeys(free) if v not in bound]
 
 
 # ---------------------------------------------------------------- modules

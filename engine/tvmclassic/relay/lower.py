@@ -256,6 +256,7 @@ class _Lowering:
                 dtype = str(other.ty.dtype)
                 if isinstance(number, int) or "float" in dtype:
                     constant = call.args[position] = ir.const(number, dtype)
+                    constant.number = number  # a function may be called with another dtype
                     self.values[constant] = relax.const(constant.data)
 
     def _settle_weights(self, call: ir.Call) -> None:
@@ -315,12 +316,19 @@ class _Lowering:
             declared = function.known_ret_type
             return declared and relax.Var("result", _relax_type(declared, "result", self.runs))
         values = dict(zip(function.params, args, strict=True))
-        for param in function.params:  # of any length in every call, whatever it is in this one
-            if isinstance(param.type_annotation, TensorType) and not is_static(param.type_annotation):
-                values[param] = relax.Var(
-                    param.name_hint, _relax_type(param.type_annotation, param.name_hint, self.runs)
-                )
+        for param, arg in zip(function.params, args, strict=True):
+            name, declared = param.name_hint, param.type_annotation
+            if not isinstance(declared, TensorType):
+                continue
+            is_tensor = isinstance(arg, relax.Expr) and isinstance(arg.ty, relax.TensorType)
+            if is_tensor and arg.ty.ndim >= 0 and not declared.accepts(given := relay_type(arg.ty)):
+                raise ValueError(f"%{name}: its function takes {declared}, and is called with {given}")
+            if not self.runs and not is_static(declared):  # any length, whatever it is in this call
+                values[param] = relax.Var(name, _relax_type(declared, name, self.runs))
         around = [node for node in ir.post_order(function, ir.all_parts) if node in self.values]
         values = {node: self.values[node] for node in around if isinstance(node, ir.Var)} | values
         inner = _Lowering(self.builder, values, self.functions, self.runs, (*self.called, function))
-        return inner.value(function.body)
+        result = inner.value(function.body)
+        if isinstance(result, ir.Function) and not self.values.keys() >= {*ir.free_vars(result)}:
+            raise UnknownType(f"a function that returns a function of its own variables runs {_BY_VM}")
+        return result

@@ -1,14 +1,18 @@
 """The machine of `relay.vm`: evaluates programs of Relay with branches, recursion and functions as values.
 
 It follows calls and branches itself. What lies between them it compiles as networks of static shapes: each
-when it first runs, and again for shapes that are new. So `relay.Any()` needs no kernels of its own.
+when it first runs, and again for shapes that are new. So `relay.Any()` needs no kernels of its own. Networks
+that were not used for long are dropped, where they are many or their weights, packed for each, are large.
 """
 
+import contextvars
 import logging
+import math
 from typing import NamedTuple
 
 import tvm
 
+from tvmfast.core.relax import array_key, bytes_of
 from tvmfast.core.specs import dtype_of
 
 from . import ir
@@ -16,6 +20,8 @@ from .lower import Unservable, to_relax
 from .ty import TensorType, TupleType
 
 _LOG = logging.getLogger(__name__)
+_MOST_NETWORKS, _MOST_BYTES = 1024, 2 << 30  # of a program, but for the last one
+_MOST_CALLS = 4096  # with constant attributes in place of computed ones
 
 
 class Closure(NamedTuple):
@@ -47,6 +53,7 @@ class Machine:
         self._reads: dict = {}  # likewise: the known expressions that a network reads
         self.networks: dict = {}  # by results, what they read, and the types of that
         self._settled: dict = {}  # by call, and the values of its attributes: a call with constant ones
+        self._context = contextvars.copy_context()  # compiles as where the program was compiled
         self._chains: dict = {}  # by a let
 
     def call(self, function: ir.Function, args: list):
@@ -64,7 +71,9 @@ class Machine:
                 case ir.If():
                     branches = expr.true_branch, expr.false_branch
                     (cond,) = self.values([expr.cond], scope, later=branches)
-                    expr = branches[0 if cond.numpy().item() else 1]
+                    if (flag := cond.numpy()).size != 1:
+                        raise ValueError(f"relay.If: expected a condition of one element, got {flag.shape}")
+                    expr = branches[0 if flag.item() else 1]
                 case ir.Call() if isinstance(expr.op, ir.Op) and not self._plain(expr):
                     expr = self._with_constants(expr, scope)
                 case ir.Call() if not self._plain(expr):
@@ -142,8 +151,11 @@ class Machine:
         """Return a call whose attributes are known, such as the bounds of a strided_slice."""
         names = call.computed_attrs()
         arrays = [value.numpy() for value in self.values([call.attrs[name] for name in names], scope)]
-        key = (call, *((array.tobytes(), array.shape) for array in arrays))
+        key = (call, *((array.tobytes(), array.shape, array.dtype.str) for array in arrays))
         if key not in self._settled:
+            if len(self._settled) >= _MOST_CALLS:
+                for table in (self._settled, self._plans, self._reads):
+                    table.clear()
             constants = dict(zip(names, map(ir.const, arrays), strict=True))
             self._settled[key] = ir.Call(
                 call.op, call.args, {**vars(call.attrs), **constants}, call.type_args
@@ -181,8 +193,9 @@ class Machine:
             case ir.Call():
                 is_global = isinstance(node.op, tvm.ir.GlobalVar)
                 callee = self.functions.get(node.op.name_hint) if is_global else node.op
-                is_closed = is_global or (isinstance(callee, ir.Function) and not _around(callee))
-                return isinstance(callee, ir.Function) and is_closed and self.straight(callee.body)
+                if not isinstance(callee, ir.Function):
+                    return False
+                return (is_global or not ir.free_vars(callee)) and self.straight(callee.body)
         return True
 
     # ------------------------------------------------------------ networks
@@ -199,10 +212,7 @@ class Machine:
                 self._reads[key] = [node for node in nodes if node in scope]
             reads = self._reads[key]
             given = [scope[node] for node in reads]
-            types = tuple(map(_type_of, given))
-            if (key, types) not in self.networks:
-                self.networks[key, types] = self._compile(needed, reads, types)
-            network = self.networks[key, types]
+            network = self._network(key, reads, tuple(map(_type_of, given)))
             outputs = iter(network.compiled.run(list(flat(given))))
             results = (_rebuilt(structure, outputs) for structure in network.results)
             values.update(zip(needed, results, strict=True))
@@ -222,6 +232,28 @@ class Machine:
             raise ValueError(f"%{expr.name_hint} is used and not bound: add it to the function's parameters")
         return None
 
+    def _network(self, key: tuple, reads: list, types: tuple) -> _Network:
+        """Return a network, which becomes the last to be dropped; compile it if it is new."""
+        network = self.networks.pop((key, types), None)
+        is_new = network is None
+        if is_new:
+            network = self._context.copy().run(self._compile, list(key[0]), reads, types)
+        self.networks[key, types] = network
+        while is_new and len(self.networks) > 1 and self._is_full():
+            del self.networks[next(iter(self.networks))]
+        return network
+
+    def _is_full(self) -> bool:
+        """Return whether there are too many networks, or too many bytes of weights that are theirs alone."""
+        arrays = {
+            array_key(array): math.prod(array.shape) * bytes_of(array.dtype)
+            for network in self.networks.values()
+            for array in network.compiled.params.values()
+        }
+        for weight in self.weights.values():
+            arrays.pop(array_key(weight.data), None)
+        return len(self.networks) > _MOST_NETWORKS or sum(arrays.values()) > _MOST_BYTES
+
     def _compile(self, exprs: list, reads: list, types: tuple) -> _Network:
         """Compile expressions as one network that takes the values `reads`, of these types."""
         params: list = []
@@ -235,14 +267,6 @@ class Machine:
             lowered = to_relax(ir.Function(params, ir.Tuple(parts)), functions=self.functions)
         _LOG.debug("a network of %d results, from %s", len(kinds), ", ".join(map(str, types)) or "constants")
         return _Network(self.compiled(*lowered), [_kind(kind) for kind in kinds])
-
-
-def _around(function: ir.Function) -> set:
-    """Return the variables that a function reads and does not bind."""
-    nodes = ir.post_order(function, ir.all_parts)
-    bound = {node.var for node in nodes if isinstance(node, ir.Let)}
-    bound.update(param for node in nodes if isinstance(node, ir.Function) for param in node.params)
-    return {node for node in nodes if isinstance(node, ir.Var)} - bound
 
 
 def _variables(scope: dict) -> dict:

@@ -17,6 +17,15 @@ class TensorType:
         """The shape."""
         return self.shape
 
+    def accepts(self, other) -> bool:
+        """Return whether a value of the type `other` may be one of this type; `Any` is of each length."""
+        if not isinstance(other, TensorType) or self.dtype != other.dtype:
+            return False
+        if len(self.shape) != len(other.shape):
+            return False
+        pairs = zip(self.shape, other.shape, strict=True)
+        return all(n == m or isinstance(n, Any) or isinstance(m, Any) for n, m in pairs)
+
     def __eq__(self, other) -> bool:
         return isinstance(other, TensorType) and (self.shape, self.dtype) == (other.shape, other.dtype)
 

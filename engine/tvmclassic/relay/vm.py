@@ -8,7 +8,9 @@ run in parts: see `machine`.
 """
 
 import contextlib
+import contextvars
 import json
+import sys
 
 import numpy as np
 import tvm
@@ -23,8 +25,8 @@ from ..targets import runs_on
 from . import ir
 from .build import ExecutorFactoryModule, build, builder
 from .lower import UnknownType, Unservable, is_static, to_relax
-from .machine import Closure, Machine, flat
-from .ty import Any, TensorType, TupleType
+from .machine import Closure, Machine
+from .ty import TensorType, TupleType
 
 _TODAY = today.VirtualMachine
 _FORMAT = "tvmclassic vm 1"  # of the code that `Executable.save` returns
@@ -96,10 +98,17 @@ class Executable:
             raise ValueError(f"the program has no function {name!r}; it has {', '.join(self.globals)}")
         return self._functions[name].params
 
-    def _run(self, name: str, values: list, device):
+    def _run(self, name: str, values: list):
         """Return the result of a function; `values` are tensors in its order."""
         if self._library is None or name != "main":
-            return self._machine.call(self._functions[name], values)
+            try:
+                return self._machine.call(self._functions[name], values)
+            except RecursionError:
+                raise RecursionError(
+                    f"@{name}: its calls are deeper than Python's limit of {sys.getrecursionlimit()}: let a "
+                    "function call itself in its last step, as a loop does, or raise the limit by "
+                    "sys.setrecursionlimit"
+                ) from None
         outputs = tuple(self._library.compiled.run(values))
         return outputs if self._library.compiled.graph["tuple"] else outputs[0]
 
@@ -208,7 +217,9 @@ class VirtualMachine:
 
     def set_one_input(self, func_name: str, *args, **kwargs) -> None:
         """Set one input, as `(func_name, input, array)` or `(func_name, input=array)`."""
-        ((key, value),) = kwargs.items() if kwargs else [args]
+        if len(args) + 2 * len(kwargs) != 2:
+            raise TypeError("set_one_input: expected (func_name, input, array) or (func_name, input=array)")
+        ((key, value),) = kwargs.items() or [args]
         params = self._exec._params(func_name)
         index = key if isinstance(key, int) else self.get_input_index(key, func_name)
         if not 0 <= index < len(params):
@@ -221,15 +232,7 @@ class VirtualMachine:
         Returns:
             A TVM tensor, or a list of results.
         """
-        params = self._exec._params(func_name)
-        if args or kwargs or func_name not in self._inputs:
-            values = self._bound(func_name, args, kwargs)
-        else:
-            values = self._inputs[func_name]
-        missing = [param.name_hint for param, value in zip(params, values, strict=True) if value is None]
-        if missing:
-            raise TypeError(f"@{func_name}: no value is set for {', '.join(missing)}")
-        self._result = _listed(self._exec._run(func_name, values, self._device))
+        self._result = _listed(self._exec._run(func_name, self._given(func_name, args, kwargs)))
         return self._result
 
     def run(self, *args, **kwargs):
@@ -264,17 +267,28 @@ class VirtualMachine:
         end_to_end=False,
         **kwargs,
     ):
-        """Time runs of a function; return a BenchmarkResult, in seconds per run.
+        """Time runs of a function on inputs as of `invoke`; return a BenchmarkResult, in seconds per run.
 
         With `end_to_end`, the time includes the copies of inputs and outputs.
         """
-        values = self._bound(func_name, args, kwargs)
+        values = self._given(func_name, args, kwargs)
+        values = _arrays(values) if end_to_end else values
 
         def run():
-            result = self.invoke(func_name, *([value.numpy() for value in values] if end_to_end else values))
-            return [tensor.numpy() for tensor in flat((_tupled(result),))] if end_to_end else result
+            result = self.invoke(func_name, *values)
+            return _arrays(result) if end_to_end else result
 
         return timed(run, self._device, number, repeat, min_repeat_ms or 0)()
+
+    def _given(self, func_name: str, args, kwargs) -> list:
+        """Return the arguments, or without any those that are set; TypeError if one is not."""
+        if args or kwargs or func_name not in self._inputs:
+            return self._bound(func_name, args, kwargs)
+        values = self._inputs[func_name]
+        names = self._exec.get_function_params(func_name)
+        if missing := [name for name, value in zip(names, values, strict=True) if value is None]:
+            raise TypeError(f"@{func_name}: no value is set for {', '.join(missing)}")
+        return values
 
     def _bound(self, func_name: str, args, kwargs) -> list:
         """Return the arguments in the function's order, as tensors."""
@@ -321,15 +335,14 @@ def _converted(value, ty, name: str):
         )
     require_dense(value, name)
     if not isinstance(value, tvm.runtime.Tensor):
-        value = np.asarray(value)
-        value = tvm.runtime.tensor(value.astype(ty.dtype) if isinstance(ty, TensorType) else value)
-    if isinstance(ty, TensorType):
-        shape = tuple(int(n) for n in value.shape)
-        fits = len(shape) == len(ty.shape) and all(
-            isinstance(n, Any) or n == m for n, m in zip(ty.shape, shape, strict=True)
-        )
-        if not fits or dtype_of(value) != ty.dtype:
-            raise ValueError(f"{name}: expected {ty}, got {TensorType(shape, dtype_of(value))}")
+        array = np.asarray(value)
+        value = array.astype(ty.dtype) if isinstance(ty, TensorType) else array
+        if value.dtype != array.dtype and "float" not in ty.dtype and not np.array_equal(value, array):
+            raise ValueError(f"{name}: expected {ty}, got {array.dtype} with numbers that {ty.dtype} lacks")
+        value = tvm.runtime.tensor(value)
+    given = TensorType(value.shape, dtype_of(value))
+    if isinstance(ty, TensorType) and not ty.accepts(given):
+        raise ValueError(f"{name}: expected {ty}, got {given}")
     return contiguous(value)
 
 
@@ -340,8 +353,9 @@ def _listed(value):
     return list(map(_listed, value)) if isinstance(value, tuple) else value
 
 
-def _tupled(value):
-    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+def _arrays(values):
+    """Return tensors, in lists or tuples, as NumPy arrays."""
+    return list(map(_arrays, values)) if isinstance(values, list | tuple) else values.numpy()
 
 
 # ---------------------------------------------------------------- create_executor
@@ -373,15 +387,24 @@ class Executor:
         if isinstance(program, ir.Function):  # it may call functions of the module
             others = self.mod.by_name() if isinstance(self.mod, ir.IRModule) else {}
             program = ir.IRModule({**others, "main": program})
-        level = opt_level()
+        level, context = opt_level(), contextvars.copy_context()
         if self.kind in ("vm", "debug") and isinstance(program, ir.IRModule):
             return VirtualMachine(compile(program, self.target, params=self.params), self.device).run
-        main = program["main"]
-        libraries = {}  # "lib", from the first run on
+        main, given = program["main"], self.params or {}
+        libraries = {}  # "lib"; from the first run on, if types are missing
+
+        def make():
+            libraries["lib"] = build(program, self.target, params=self.params)
+
+        if all(param.type_annotation or param.name_hint in given for param in main.params):
+            make()
 
         def run(*args, **kwargs):
             names = [param.name_hint for param in main.params]
-            arrays = {**dict(zip(names, args, strict=False)), **(self.params or {}), **kwargs}
+            arrays = {**dict(zip(names, args, strict=False)), **given, **kwargs}
+            if len(args) > len(names) or set(names) - set(arrays):
+                told = ", ".join([f"{len(args)} by position", *given, *kwargs])
+                raise TypeError(f"the program takes {', '.join(names) or 'no input'}; got {told}")
             for param in main.params:  # a missing type is taken from the argument
                 if param.type_annotation is None and param.name_hint in arrays:
                     array = arrays[param.name_hint]
@@ -389,7 +412,7 @@ class Executor:
                     param.type_annotation = TensorType(array.shape, array.dtype)
             if "lib" not in libraries:
                 with tvm.transform.PassContext(opt_level=level):
-                    libraries["lib"] = build(program, self.target, params=self.params)
+                    context.copy().run(make)
             module = GraphModule(libraries["lib"]["default"](self.device))
             module.run(**arrays)
             outputs = [module.get_output(i) for i in range(module.get_num_outputs())]
