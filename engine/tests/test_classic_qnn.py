@@ -391,6 +391,11 @@ def test_the_passes_of_qnn():
     np.testing.assert_array_equal(np.asarray(lib.compiled(x)), exact(x))
 
 
+def small_conv(q, weight, channels):
+    x, w = relay.reshape(q, (1, 1, 3, 4)), relay.const(np.ones(weight, "int8"))
+    return qnn.conv2d(relay.cast(x, "int8"), w, zero(), zero(), const(1.0), const(1.0), (1, 1), channels)
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -399,7 +404,17 @@ def test_the_passes_of_qnn():
         (lambda q: qnn.requantize(q, const([1.0, 2.0]), zero(), const(1.0), zero()), "or 4 along axis -1"),
         (lambda q: qnn.quantize(q, relay.var("s", shape=()), zero()), "output scale: expected a constant"),
         (lambda q: qnn.dense(q, q, zero(), zero(), const(1.0), const(1.0), 3, "int16"), "expected int32"),
-        (lambda q: qnn.concatenate(q, (const(1.0),), (zero(),), const(1.0), zero(), 0), "expected a tuple"),
+        (
+            lambda q: qnn.concatenate(q, (const(1.0),), (zero(),), const(1.0), zero(), 0),
+            "expected tuples of one length",
+        ),
+        (
+            lambda q: qnn.requantize(q, const(1.0), zero(), const(1.0), zero([1, 2, 3, 4])),
+            "output zero point: expected",
+        ),
+        (lambda q: qnn.dense(q, q, zero(), zero(), const(1.0), const(1.0), 4), "units: its weights have 3, got 4"),
+        (lambda q: small_conv(q, (2, 1, 1, 1), 3), "channels: its weights have 2, got 3"),
+        (lambda q: small_conv(q, (2, 3, 1, 1), 2), "relay.qnn.conv2d"),  # three channels of one
     ],
 )
 def test_what_qnn_refuses(call, words):
@@ -439,8 +454,8 @@ def wanted():
     [
         ({}, 2, 0.08),
         ({"global_scale": 4.0, "skip_conv_layers": None, "skip_dense_layer": False}, 4, 0.08),
-        ({"calibrate_mode": "kl_divergence", "weight_scale": "max"}, 2, 0.05),
-        ({"calibrate_mode": "percentile", "skip_conv_layers": [0, 2], "do_simulation": True}, 1, 0.05),
+        ({"calibrate_mode": "kl_divergence"}, 2, 0.05),
+        ({"calibrate_mode": "percentile", "skip_conv_layers": [0, 2]}, 1, 0.05),
     ],
 )
 def test_relay_quantize_computes_in_int8(options, layers, share):
@@ -466,6 +481,11 @@ def test_a_fixed_range_is_that_of_relay():
 
 def test_what_relay_quantize_refuses():
     mod, params, _ = floats()
+    for option in ({"weight_scale": "max"}, {"do_simulation": True}, {"rounding": "TONEAREST"}):
+        with pytest.warns(UserWarning, match=f"qconfig: {next(iter(option))} has no effect: "):
+            relay.quantize.qconfig(**option)
+    with pytest.raises(ValueError, match="UPWARD, TONEAREST; got 'DOWN'"), qnn.requantize_config(rounding="DOWN"):
+        pytest.fail("the context is not entered")
     with pytest.raises(AttributeError, match="no option 'nbits'; it has calibrate_mode"):
         relay.quantize.qconfig(nbits=4)
     with pytest.raises(NotImplementedError, match="nbit_weight is one of 8; got 4"):

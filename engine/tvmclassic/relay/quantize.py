@@ -5,6 +5,7 @@ with a scale for each output channel, which is finer than Relay's one scale for 
 """
 
 import contextvars
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from tvmfast.quantization.insert import Scale, insert
 from tvmfast.quantization.layers import Graph
 from tvmfast.quantization.static import static_int8
 
+from ..context import without_instruments
 from . import ir
 from .build import relax_of
 from .lift import from_relax
 
-# Relay's options with their defaults. Those from `nbit_input` to `dtype_activation` have one value here, and
-# the ones behind them no effect.
+# Relay's options with their defaults.
 _DEFAULTS = {
     "calibrate_mode": "global_scale",
     "global_scale": 8.0,
@@ -32,7 +33,14 @@ _DEFAULTS = {
     **{"round_for_shift": True, "debug_enabled_ops": None, "rounding": "UPWARD"},
     **{"calibrate_chunk_by": -1, "partition_conversions": "disabled"},
 }
-_FIXED = [name for name in _DEFAULTS if name.startswith(("nbit_", "dtype_"))]
+_FIXED = [name for name in _DEFAULTS if name.startswith(("nbit_", "dtype_"))]  # one value is served
+_IGNORED = {  # and why
+    "weight_scale": "each output channel has a scale of its own, its largest weight over 127",
+    "do_simulation": "the operators are those of float32, between quantize and dequantize",
+    **dict.fromkeys(("round_for_shift", "rounding"), "scales are multiplied in float32"),
+    **dict.fromkeys(("debug_enabled_ops", "partition_conversions"), "the whole module is quantized"),
+    "calibrate_chunk_by": "the samples are read in one go",
+}
 _CHOICES = {
     "calibrate_mode": ("global_scale", "kl_divergence", "percentile"),
     "weight_scale": ("power2", "max"),
@@ -42,7 +50,10 @@ _METHODS = {"kl_divergence": "entropy", "percentile": "percentile"}
 
 
 class QConfig:
-    """The options of `quantize`, by name; a context in which they hold."""
+    """The options of `quantize`, by name; a context in which they hold.
+
+    Warns of an option that has no effect here.
+    """
 
     def __init__(self, **options):
         if unknown := sorted(options.keys() - _DEFAULTS.keys()):
@@ -55,6 +66,9 @@ class QConfig:
                 )
         if not 0 < self.global_scale < np.inf:
             raise ValueError(f"qconfig: global_scale is a number above 0; got {self.global_scale!r}")
+        for name, why in _IGNORED.items():
+            if getattr(self, name) != _DEFAULTS[name]:
+                warnings.warn(f"qconfig: {name} has no effect: {why}", stacklevel=2)
 
     def __enter__(self) -> "QConfig":
         self._token = _current.set(self)
@@ -72,13 +86,14 @@ def current_qconfig() -> QConfig:
     return _current.get(None) or QConfig()
 
 
+@without_instruments()
 def quantize(mod: ir.IRModule, params: dict | None = None, dataset: Any = None) -> ir.IRModule:
     """Quantize a Relay module, by the options of `qconfig`.
 
     With "global_scale", activations are from -global_scale to global_scale; "kl_divergence" and "percentile"
     choose each range from the network's values on `dataset`, as the methods "entropy" and "percentile" of
     `tn.quantize` do. `skip_conv_layers` numbers convolutions that stay float32, as all dense layers do by
-    `skip_dense_layer`. Weights have scales of their own, whatever `weight_scale` says.
+    `skip_dense_layer`.
 
     Args:
         mod: A module or function of float32.
@@ -86,8 +101,8 @@ def quantize(mod: ir.IRModule, params: dict | None = None, dataset: Any = None) 
         dataset: Samples, each a dictionary of arrays by the names of the inputs.
 
     Returns:
-        A module with its weights as constants, also with `do_simulation`: its operators are those of float32,
-        between `dequantize` and `quantize`, and a build computes them in int8.
+        A module with its weights as constants: its operators are those of float32, between `dequantize` and
+        `quantize`, and a build computes them in int8.
 
     Raises:
         ValueError: A range has to be chosen, and `dataset` is None or of other inputs.
@@ -96,7 +111,7 @@ def quantize(mod: ir.IRModule, params: dict | None = None, dataset: Any = None) 
     given, weights = relax_of(mod, params)
     graph = Graph(given, weights)
     convs = [layer for layer in graph.layers if layer.kind == "conv2d"]
-    skip = [convs[n].name for n in config.skip_conv_layers or () if n < len(convs)]
+    skip = [convs[n].name for n in config.skip_conv_layers or () if 0 <= n < len(convs)]
     skip += [each.name for each in graph.layers if each.kind == "matmul" and config.skip_dense_layer]
     if config.calibrate_mode == "global_scale":
         limit, step = float(config.global_scale), np.float32(config.global_scale / 128)

@@ -29,8 +29,12 @@ _config = contextvars.ContextVar("requantize_config", default=("UPWARD", "int64"
 
 @contextlib.contextmanager
 def requantize_config(rounding: str = "UPWARD", compute_dtype: str = "int64") -> Iterator[None]:
-    """Set how `requantize` rounds and computes in a build, where its call does not say so."""
-    token = _config.set((rounding, compute_dtype))
+    """Set how `requantize` rounds and computes in a build, where its call does not say so.
+
+    `rounding` is "UPWARD" or "TONEAREST", `compute_dtype` "int64", "float32" or "float64"; else ValueError.
+    """
+    _choice("rounding", rounding, _ROUNDINGS)
+    token = _config.set((rounding, _choice("compute_dtype", compute_dtype, _COMPUTE_DTYPES)))
     try:
         yield
     finally:
@@ -52,6 +56,14 @@ def _numbers(expr: relax.Expr, what: str) -> np.ndarray:
     if "scale" in what and not (np.isfinite(array) & (array > 0)).all():
         raise ValueError(f"{what}: expected finite numbers above 0, got {array.min()}")
     return array
+
+
+def _one(expr: relax.Expr, what: str) -> np.ndarray:
+    """Return the number of a parameter that has one for all, as an array without axes."""
+    array = _numbers(expr, what)
+    if array.size != 1:
+        raise ValueError(f"{what}: expected one number, got {array.shape}")
+    return array.reshape(())
 
 
 def _along(array: np.ndarray, axis: int, data) -> np.ndarray:
@@ -102,8 +114,8 @@ def _int64(values) -> relax.Expr:
 
 def _saturated(q: relax.Expr, zero_point, dtype: str) -> relax.Expr:
     """Add a zero point to int64, and clip to the range of a dtype."""
-    zero, info = _numbers(zero_point, "zero point"), np.iinfo(dtype)
-    q = R.add(q, _int64(zero.reshape(()))) if zero.any() else q
+    zero, info = _one(zero_point, "output zero point"), np.iinfo(dtype)
+    q = R.add(q, _int64(zero)) if zero else q
     return R.astype(R.minimum(R.maximum(q, _int64(info.min)), _int64(info.max)), dtype)
 
 
@@ -117,11 +129,8 @@ def _rounded(x: relax.Expr) -> relax.Expr:
 
 def _ratio(scale, output_scale, axis: int, data) -> np.ndarray:
     """Return the quotient of two float32 scales in float64."""
-    wanted = _numbers(output_scale, "output scale")
-    if wanted.size != 1:
-        raise ValueError(f"output scale: expected one number, got {wanted.shape}")
     scale = _along(_numbers(scale, "input scale").astype("float64"), axis, data)
-    return scale / float(wanted.reshape(()))
+    return scale / float(_one(output_scale, "output scale"))
 
 
 def _choice(name: str, value: str, known: tuple) -> str:
@@ -183,9 +192,9 @@ def requantize(
     q = _centred(data, input_zero_point, "int64", axis)
     if compute == "int64":
         return _saturated(_rescaled(q, ratio, rounding), output_zero_point, out_dtype)
-    zero, info = _numbers(output_zero_point, "zero point"), np.iinfo(out_dtype)
+    zero, info = _one(output_zero_point, "output zero point"), np.iinfo(out_dtype)
     x = R.multiply(R.astype(q, compute), relax.const(ratio.astype(compute), compute))
-    x = R.add(x, relax.const(zero.reshape(()).astype(compute), compute))
+    x = R.add(x, relax.const(zero.astype(compute), compute))
     x = R.floor(R.add(x, relax.const(0.5, compute))) if rounding == "UPWARD" else _rounded(x)
     return _saturated(R.astype(R.clip(x, float(info.min), float(info.max)), "int64"), _ZERO, out_dtype)
 
@@ -221,8 +230,13 @@ def _convolution(transposed: bool):
             for each, layout in ((data, (a.data_layout, "NCHW")), (weight, (a.kernel_layout, kernel)))
         )
         shape = known_shape(weight)
-        if not transposed and shape[1] * a.groups > known_shape(data)[1]:  # depthwise with a multiplier
+        depthwise = not transposed and shape[0] == a.groups == known_shape(data)[1] > 1
+        if depthwise and shape[1] > 1:  # with a multiplier
             weight = _bound(R.reshape(weight, (shape[0] * shape[1], 1, *shape[2:])))
+        made = known_shape(weight)[kernel.index("O")] * (a.groups if transposed else 1)
+        for name, told, have in (("channels", a.channels, made), ("kernel_size", a.kernel_size, shape[2:])):
+            if told and np.any(np.asarray(told) != have):
+                raise ValueError(f"{name}: its weights have {have}, got {told}")
         data = _centred(data, data_zero, "int32")
         weight = _centred(weight, weight_zero, "int32", kernel.index("O"))
         if transposed:
@@ -249,6 +263,8 @@ _convolution(transposed=True)
 def dense(data, weight, data_zero, weight_zero, _data_scale, _weight_scale, /, units, out_dtype):
     """Exact sums in int32 of data (…, K) and weights (units, K), both less their zero points."""
     _of_int32(out_dtype)
+    if units != (rows := known_shape(weight)[0]):
+        raise ValueError(f"units: its weights have {rows}, got {units}")
     weight = R.permute_dims(_centred(weight, weight_zero, "int32"), [1, 0])
     return R.matmul(_centred(data, data_zero, "int32"), weight, out_dtype="int32")
 
@@ -316,7 +332,7 @@ def mul(
         _along(_numbers(scale, "input scale").astype("float32"), axis, q)
         for q, scale, axis in ((lhs, lhs_scale, lhs_axis), (rhs, rhs_scale, rhs_axis))
     )
-    ratio = (left * right).astype("float64") / float(_numbers(output_scale, "output scale").reshape(()))
+    ratio = (left * right).astype("float64") / float(_one(output_scale, "output scale"))
     left, right = (
         _centred(q, zero, "int64", axis)
         for q, zero, axis in ((lhs, lhs_zero_point, lhs_axis), (rhs, rhs_zero_point, rhs_axis))
@@ -327,13 +343,13 @@ def mul(
 @operator("qnn.concatenate", relax=f"concat {_STEPS}")
 def concatenate(data, input_scales, input_zero_points, output_scale, output_zero_point, /, axis):
     """Tensors joined along an axis; those of another scale or zero point are requantized."""
-    if not isinstance(data, relax.Tuple):
-        raise ValueError("data: expected a tuple of tensors, (x, y)")
-    wanted = [float(_numbers(output_scale, "output scale")), int(_numbers(output_zero_point, "zero point"))]
+    tuples = data, input_scales, input_zero_points
+    if not all(isinstance(each, relax.Tuple) for each in tuples) or len({len(t.fields) for t in tuples}) > 1:
+        raise ValueError("data, scales and zero points: expected tuples of one length, such as (x, y)")
+    wanted = [_one(output_scale, "output scale"), _one(output_zero_point, "output zero point")]
     parts = []
-    for q, scale, zero in zip(data.fields, input_scales.fields, input_zero_points.fields, strict=True):
-        same = wanted == [float(_numbers(scale, "input scale")), int(_numbers(zero, "zero point"))]
-        if not same:
+    for q, scale, zero in zip(*(each.fields for each in tuples), strict=True):
+        if wanted != [_one(scale, "input scale"), _one(zero, "input zero point")]:
             ratio = _ratio(scale, output_scale, axis, q)
             rescaled = _rescaled(_centred(q, zero, "int64"), ratio)
             q = _bound(_saturated(rescaled, output_zero_point, dtype_of(q)))
@@ -348,7 +364,7 @@ _ALPHA_FIRST = ("x", "alpha", "input_scale", "input_zero_point", "output_scale",
 def leaky_relu(x, input_scale, input_zero_point, output_scale, output_zero_point, /, alpha):
     """Return the requantized q; of negative numbers alpha * q + (1 - alpha) * zero point, both rounded."""
     ratio, dtype = _ratio(input_scale, output_scale, -1, x), dtype_of(x)
-    zero = int(_numbers(output_zero_point, "zero point"))
+    zero = _one(output_zero_point, "output zero point")
     q = _bound(R.add(_rescaled(_centred(x, input_zero_point, "int64"), ratio), _int64(zero)))
     parts = [_rescaled(v, np.float64(a), "UPWARD") for v, a in ((q, alpha), (_int64(zero), 1 - alpha))]
     below = R.less(_centred(x, input_zero_point, "int64"), _int64(0))

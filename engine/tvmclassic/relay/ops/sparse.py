@@ -14,10 +14,13 @@ from .operator import OPERATORS, known_shape, operator
 @operator("nn.sparse_dense", relax="call_tir permute_dims")
 def _sparse_dense(dense_mat, data, indices, indptr, /, sparse_lhs=False):
     builder = relax.BlockBuilder.current()
-    blocks, width = known_shape(data), known_shape(dense_mat)[1]
+    blocks, shape = known_shape(data), known_shape(dense_mat)
     if len(blocks) not in (1, 3):
         raise ValueError(f"expected data of 1 axis (CSR) or 3 (BSR), got the shape {blocks}")
-    columns = width // (blocks[2] if len(blocks) == 3 else 1)
+    wide = blocks[2] if len(blocks) == 3 else 1
+    if len(shape) != 2 or shape[1] % wide:
+        raise ValueError(f"expected a dense matrix of columns for blocks of {wide}, got the shape {shape}")
+    columns = shape[1] // wide
     indices = checked(indices, [columns], "sparse_dense", negative=False, bb=builder)
     indptr = checked(
         indptr, [blocks[0] + 1], "sparse_dense", negative=False, bb=builder, expected="an indptr"
