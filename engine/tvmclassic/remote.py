@@ -162,7 +162,11 @@ def check_remote(
 
 
 def _tracker(host, port) -> str:
-    return f"{host or os.environ['TVM_TRACKER_HOST']}:{port or os.environ['TVM_TRACKER_PORT']}"
+    parts = {"TVM_TRACKER_HOST": host, "TVM_TRACKER_PORT": port}
+    for name, given in parts.items():
+        if not given and name not in os.environ:
+            raise KeyError(f"the tracker: give its host and port, or set {name} in the environment")
+    return ":".join(str(given or os.environ[name]) for name, given in parts.items())
 
 
 NAMES = {"request_remote": request_remote, "check_remote": check_remote}
