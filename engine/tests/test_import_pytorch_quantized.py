@@ -179,6 +179,27 @@ def test_linear_layers_that_quantize_what_they_read():
         assert np.abs(got - want).max() <= 0.01 * np.abs(want).max()
 
 
+class Chunks(nn.Module):
+    """A list that is indexed twice, scales that are buffers, and one layer that is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(0.05))
+        self.register_buffer("zero", torch.tensor(60))
+
+    def forward(self, x):
+        parts = torch.chunk(torch.quantize_per_tensor(x, self.scale, self.zero, torch.quint8), 2, 1)
+        return parts[0].dequantize() - 2.0 * parts[1].dequantize()
+
+
+@pytest.mark.parametrize("kind", ["traced", "scripted", "frozen"])
+def test_lists_and_scales_that_are_tensors(kind):
+    x = seeded((3, 8), 8)
+    net = Chunks().eval()
+    got = build(*from_pytorch(of(kind, net, x), {"x": (3, 8)}), opt_level=0)(x.numpy())
+    assert_within_a_step(got, net(x), 0.0001, same=1)
+
+
 class Returns(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -193,6 +214,8 @@ class Returns(nn.Module):
     [
         (lambda q: q, ValueError, "it returns a quantized tensor; end it with a DeQuantStub"),
         (lambda q: torch.ops.quantized.add_scalar(q, 2.0).dequantize(), NotImplementedError, "quantized::add_scalar"),
+        (lambda q: (q.flatten().relu_().dequantize(), q.dequantize()), NotImplementedError, "aten::relu_ writes into"),
+        (lambda q: (q[0], q.relu_())[0].dequantize(), NotImplementedError, "a tensor that has views, or is one"),
         (lambda q: torch.sort(q)[0].dequantize(), NotImplementedError, "aten::sort of a quantized tensor"),
     ],
 )
@@ -206,6 +229,13 @@ def test_a_dynamic_lstm_is_refused_by_its_name():
     net = quantization.quantize_dynamic(nn.Sequential(nn.LSTM(8, 8)).eval(), {nn.LSTM}, dtype=torch.qint8)
     with pytest.raises(NotImplementedError, match="aten::quantized_lstm has no counterpart here"):
         from_pytorch(net, {"x": (4, 2, 8)})
+
+
+def test_a_network_that_is_not_converted_is_refused():
+    net = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 3), quantization.DeQuantStub()).eval()
+    net.qconfig = quantization.get_default_qconfig(torch.backends.quantized.engine)
+    with pytest.raises(ValueError, match="it has observers, such as '0.activation_post_process'.*convert"):
+        from_pytorch(quantization.prepare(net), {"x": (1, 3, 8, 8)})
 
 
 def test_wrong_inputs_of_a_quantized_module():

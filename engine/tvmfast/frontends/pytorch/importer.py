@@ -42,7 +42,7 @@ from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
 from .partial_update import combine, export
-from .quantized_modules import is_quantized, without_packing
+from .quantized_modules import check_converted, is_quantized, without_packing
 from .type_promotion import exact, promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -170,6 +170,8 @@ def _check_model(model: Any) -> None:
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         require_dense(tensor, f"model: {name!r}")
+    if not isinstance(model, ExportedProgram):
+        check_converted(model)
     # PyTorch makes quantized modules in training mode, in which they are what they are in eval mode.
     modules = () if isinstance(model, ExportedProgram) or is_quantized(model) else model.named_modules()
     training = [name or "the network" for name, part in modules if getattr(part, "training", False)]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 import torch.nn.functional as F
+from torch.ao.quantization.observer import ObserverBase
 
 from ...core import errors
 from ...core.dims import dims_of
@@ -66,9 +67,20 @@ def is_quantized(model: Any) -> bool:
     )
 
 
+def check_converted(model: torch.nn.Module) -> None:
+    """Raise ValueError for a module with observers, which are there until it is converted."""
+    names = [name for name, each in model.named_modules() if isinstance(each, ObserverBase)]
+    if names:
+        raise ValueError(
+            f"model: it has observers, such as {names[0]!r}, and is not quantized yet: call "
+            "torch.ao.quantization.convert or, for float32, import the network as it was before prepare"
+        )
+
+
 def _traced(model: torch.nn.Module, specs: list[TensorSpec]) -> torch.jit.ScriptModule:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of scales, which become constants
+        warnings.simplefilter("ignore")  # of scales, which become constants, but not of branches
+        warnings.filterwarnings("default", "Converting a tensor to a Python boolean", torch.jit.TracerWarning)
         try:
             return torch.jit.trace(model, zeros(specs), check_trace=False)
         except Exception as error:
@@ -230,9 +242,11 @@ _OPERATORS: dict[str, Callable] = {
     ),
     **dict.fromkeys(("aten::Int", "aten::IntImplicit"), lambda module, x: x if _is_number(x) else int(x)),
     **dict.fromkeys(("aten::Float", "aten::FloatImplicit"), lambda module, x: float(x)),
+    "aten::item": lambda module, x: x if _is_number(x) else x.item(),
     "aten::size": lambda module, x, *axis: _floats(x).shape[axis[0]] if axis else list(_floats(x).shape),
     "quantized::relu6": lambda module, x, inplace: _quantized(F.relu6(x.x), *x[1:]),
 }
+_OF_NUMBERS = ("aten::Float", "aten::Int", "aten::item")
 _OF_PYTHON: dict[str, Callable] = {  # where no argument is a tensor
     "aten::append": lambda items, item: items.append(item) or items,
     "aten::extend": list.extend,
@@ -265,7 +279,18 @@ _KEEP = {
       "replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
       "upsample_bilinear2d", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "index_select"),
 }  # fmt: skip
+# Operators whose result is memory of what they read.
+_VIEWS = re.compile(
+    r"aten::(view|reshape|flatten|permute|transpose|t|alias|detach|squeeze|unsqueeze|slice|select|narrow|chunk|"
+    r"split|split_with_sizes|unbind|expand|contiguous|dropout|feature_dropout|__getitem__)$|prim::ListUnpack"
+)
 _OTHER_SCALES = {"sigmoid": (1 / 256, 0), "hardsigmoid": (1 / 256, 0), "tanh": (1 / 128, 128)}  # as uint8
+
+
+def _reads_number(use: Any) -> bool:
+    """Tell whether an operator reads a tensor of one element as a number, such as a scale."""
+    kind = use.user.kind()
+    return kind in _OF_NUMBERS or (kind == "aten::quantize_per_tensor" and use.offset > 0)
 
 
 def _is_number(x: Any) -> bool:
@@ -304,16 +329,16 @@ class _Plain(torch.nn.Module):
                 value = operator.attrgetter(path)(script)
                 paths[name] = path
             else:
-                path, value = f"constants.{name}", output.toIValue()
-            self.values[name] = self._held(path, value, [use.user.kind() for use in output.uses()])
+                path, value = f"constants.{len(self.values)}", output.toIValue()
+            self.values[name] = self._held(path, value, [*output.uses()])
 
-    def _held(self, path: str, value: Any, readers: list[str]) -> Any:
+    def _held(self, path: str, value: Any, readers: list) -> Any:
         """Return a constant of the graph; tensors become buffers, for which the name of one stands."""
         if isinstance(value, torch.ScriptObject):
             return self._unpacked(re.sub(r"\.?_packed_params", "", path), value)
         if not isinstance(value, torch.Tensor):
             return value
-        if value.numel() == 1 and set(readers) <= {"aten::Float", "aten::Int", "aten::item"}:
+        if value.numel() == 1 and all(map(_reads_number, readers)):
             return value.item()
         if value.is_quantized:
             raise NotImplementedError(
@@ -426,9 +451,24 @@ class _Plain(torch.nn.Module):
                     results = [result] if node.outputsSize() == 1 else result
             names = [each.debugName() for each in node.outputs()]
             values.update(zip(names, results, strict=True))
-            if kind.endswith("_") and isinstance(results[0], _Quantized):  # it writes into its operand
-                values[next(node.inputs()).debugName()] = results[0]
+            if re.search("[^_]_$", kind) and isinstance(results[0], _Quantized):  # it writes into its operand
+                values[self._written(node, values)] = results[0]
         return [self._tensor(values[each.debugName()]) for each in block.outputs()]
+
+    def _written(self, node: Any, values: dict[str, Any]) -> str:
+        """Return the name of the value that an operator writes into; its memory has no other name."""
+        value = written = next(node.inputs())
+        views = [next(use.user.outputs()) for use in written.uses() if _VIEWS.match(use.user.kind())]
+        is_shared = any(view.debugName() in values for view in views)
+        while _VIEWS.match(value.node().kind()):
+            value = next(value.node().inputs())
+            is_shared = is_shared or len(value.uses()) > 1
+        if is_shared:
+            raise NotImplementedError(
+                f"quantized modules: {node.kind()} writes into a tensor that has views, or is one; call the "
+                "operator that returns a new tensor"
+            )
+        return written.debugName()
 
     def _tensor(self, value: Any) -> Any:
         return self.get_buffer(value.name) if isinstance(value, _Buffer) else value
