@@ -135,6 +135,8 @@ def test_names_are_registered_once(task):
     auto_scheduler.register_workload("mine", matmul_add, override=True)
     with pytest.raises(ValueError, match="no workload 'yours'"):
         auto_scheduler.SearchTask(workload_key='["yours", 1]', target="llvm")
+    with pytest.raises(ValueError, match="expected what auto_scheduler.make_workload_key returns; got 'matmul_add'"):
+        auto_scheduler.SearchTask(workload_key="matmul_add", target="llvm")
     with pytest.raises(TypeError, match="expected the tensors of a computation"):
         auto_scheduler.ComputeDAG([1, 2])
 
@@ -185,8 +187,12 @@ def test_the_best_schedule_computes_the_same(tuned, task, rng):
     arrays = [tvm.runtime.tensor(x) for x in (a, b, c, np.empty((N, M), "float32"))]
     func["main"](*arrays)
     close(arrays[-1].numpy(), a.astype("float64") @ b + c, L + 1, scale=np.abs(a) @ np.abs(b) + np.abs(c))
-    with pytest.raises(ValueError, match="expected the 4 tensors"):
-        sch.lowered(args[:2])
+    for others in (args[:2], [args[1], args[0], *args[2:]], [*args[:3], 3]):
+        with pytest.raises(ValueError, match="expected the 4 tensors that came with the schedule, as they came"):
+            tvm.lower(sch, others)
+    with pytest.raises(TypeError, match="expected the arguments of the function"):
+        tvm.lower(sch)
+    assert tvm.build(sch, args, "llvm", name="product").entry_name == "product"
 
 
 def test_lower_and_build_take_the_schedule(tuned, task, rng):

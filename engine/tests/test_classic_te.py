@@ -453,10 +453,11 @@ def test_a_sum_over_two_axes_factored_by_the_last():
     close(run(s, [x, total], [a]), f64(a).sum((1, 2)), 48, scale=np.abs(f64(a)).sum((1, 2)))
 
 
-def test_a_reduction_of_pairs():
+@pytest.mark.parametrize("factored", [False, True])
+def test_a_reduction_of_pairs(factored):
     def first_largest(p, q):
         keep = tvm.tir.any(p[1] > q[1], tvm.tir.all(p[1] == q[1], p[0] < q[0]))
-        return tvm.tir.Select(keep, p[0], q[0]), tvm.tir.Select(keep, p[1], q[1])
+        return tvm.tir.Select(keep, p[0], q[0]), tvm.tir.Select(p[1] > q[1], p[1], q[1])
 
     argmax = te.comm_reducer(
         first_largest, lambda t0, t1: (tvm.tir.const(-1, t0), tvm.tir.min_value(t1)), name="argmax"
@@ -465,6 +466,10 @@ def test_a_reduction_of_pairs():
     k = te.reduce_axis((0, 30), name="k")
     at, largest = te.compute((7,), lambda i: argmax((index[i, k], x[i, k]), axis=k), name="best")
     s = te.create_schedule(at.op)
+    if factored:
+        parts = s.rfactor(at, s[at].split(k, factor=8)[1])
+        assert [part.dtype for part in parts] == ["int32", "float32"] and s[parts[1]] is s[parts[0]]
+        s[parts[0]].reorder(*reversed(s[parts[0]].leaf_iter_vars))
     outer, _inner = s[at].split(s[at].op.axis[0], factor=3)
     s[at].parallel(outer)
     a = values(7, 30)
@@ -472,6 +477,29 @@ def test_a_reduction_of_pairs():
     found, best = run(s, [index, x, at, largest], [numbers, a])
     np.testing.assert_array_equal(found, a.argmax(1))
     np.testing.assert_array_equal(best, a.max(1))
+
+
+def test_a_sum_factored_twice_and_a_cache_of_its_parts():
+    x = te.placeholder((4, 6, 20), name="x")
+    r, k = te.reduce_axis((0, 6), name="r"), te.reduce_axis((0, 20), name="k")
+    total = te.compute((4,), lambda i: te.sum(x[i, r, k], axis=[r, k]), name="total")
+    s = te.create_schedule(total.op)
+    part = s.rfactor(total, s[total].split(k, factor=8)[1], factor_axis=1)
+    row, outer = s[part].op.reduce_axis
+    assert (int(row.dom.extent), int(outer.dom.extent)) == (6, 3)
+    again = s.rfactor(part, row)
+    assert [int(axis.dom.extent) for axis in s[again].op.axis] == [6, 4, 8]
+    (last,) = s[total].op.reduce_axis
+    fewer = s.rfactor(total, s[total].split(last, factor=3)[0])
+    s[fewer].compute_at(s[total], s[total].op.axis[0])
+    cache = s.cache_write(again, "global")
+    s[cache].vectorize(s[cache].op.axis[2])
+    s[again].compute_at(s[part], s[part].op.axis[0])
+    a = values(4, 6, 20)
+    with pytest.raises(ScheduleError, match="compute_at of stage total.rf at total, axis i: the loops of its splits"):
+        run(s, [x, total], [a])
+    s[fewer].compute_root()
+    close(run(s, [x, total], [a]), f64(a).sum((1, 2)), 120, scale=np.abs(f64(a)).sum((1, 2)))
 
 
 def test_several_results_without_a_reduction():
@@ -484,6 +512,17 @@ def test_several_results_without_a_reduction():
     s[double].split(s[double].op.axis[0], 2)
     with pytest.raises(Unsupported, match="stage both: it has 2 results and no reduction"):
         tvm.lower(s, [x, double, square])
+
+
+def test_the_forms_of_extern():
+    x, y = te.placeholder((6,), name="x"), te.placeholder((6,), "int32", name="y")
+    call = lambda ins, outs: tvm.tir.call_packed("tests.classic_te.none", *ins, *outs)  # noqa: E731
+    assert te.extern(6, x, call).dtype == "float32"
+    both = te.extern([x.shape, (2, 3)], [x], call, dtype=["float32", "int32"])
+    assert [(tuple(map(int, each.shape)), each.dtype) for each in both] == [((6,), "float32"), ((2, 3), "int32")]
+    for given in ({"inputs": [x, y]}, {"inputs": [x], "dtype": ["int8", "int8", "int8"]}):
+        with pytest.raises(ValueError, match="te.extern out: give the dtype of the results, one or 2; got"):
+            te.extern([x.shape, x.shape], fcompute=call, name="out", **given)
 
 
 def test_a_function_of_its_own_is_a_stage():
@@ -514,6 +553,9 @@ def test_a_function_of_its_own_is_a_stage():
     s[more].compute_inline()
     with pytest.raises(ScheduleError, match="compute_inline of stage more: the function out of te.extern takes it"):
         tvm.lower(s, [x, out])
+    again = te.compute((6,), lambda i: out[i] + 1, name="again")
+    with pytest.raises(Unsupported, match="cache_read of out: TVM 0.27 does not see what a function of te.extern"):
+        te.create_schedule(again.op).cache_read(out, "global", [again])
 
 
 # ---------------------------------------------------------------- memory and hints
@@ -530,6 +572,26 @@ def test_a_copy_that_several_read():
     assert loops(s, [x, out]) == chain("5", "v8") + chain("40") * 3
     a = values(40)
     np.testing.assert_array_equal(run(s, [x, out], [a]), (a + 1) * (a - 1))
+
+
+def test_a_copy_of_one_of_two_inputs_of_the_same_name():
+    x, y = te.placeholder((8,)), te.placeholder((8, 2))
+    out = te.compute((8,), lambda i: x[i] + y[i, 1], name="out")
+    s = te.create_schedule(out.op)
+    copy = s.cache_read(y, "global", out)
+    assert len(s[copy].op.axis) == copy.ndim == 2
+    s[copy].vectorize(s[copy].op.axis[1])
+    assert loops(s, [x, y, out]) == chain("8", "v2") + chain("8")
+    a, b = values(8), values(8, 2)
+    close(run(s, [x, y, out], [a, b]), f64(a) + f64(b)[:, 1])
+
+
+def test_hints_of_before_a_cache_stay_with_the_copy():
+    a, b, c = addition(64)
+    s = te.create_schedule(c.op)
+    s[c].parallel(c.op.axis[0])
+    s.cache_write(c, "global")
+    assert loops(s, [a, b, c]) == chain("64") + chain("p64")
 
 
 def test_hints_are_in_the_lowered_code():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from agreement import close
+from emulated_gpu import emulate
 from test_classic_te import addition, chain, f64, loops, matmul, nest, run_script, script_of, values
 from tvm import te
 
@@ -201,6 +202,14 @@ def test_loops_of_a_schedule_for_a_gpu():
     assert add[:2] == ("serial", 8) and add[2][-1] == chain("8", inside=chain("4") * 2 + chain("4", "4"))[0]
 
 
+@pytest.mark.parametrize("n", [64, 60, 33])
+def test_what_the_threads_of_a_product_compute(n):
+    s, args = shared_matmul(n)
+    x, y, out = values(n, n), values(n, n + 1)[:, :n].copy(), tvm.nd.empty((n, n))
+    tvm.build(emulate(tvm.lower(s, args)["main"]), "llvm")(tvm.nd.array(x), tvm.nd.array(y), out)
+    close(out.numpy(), f64(x) @ f64(y), n, scale=np.abs(f64(x)) @ np.abs(f64(y)))
+
+
 def test_threads_may_share_a_sum():
     n, threads = 64, 16
     x = te.placeholder((8, n), name="x")
@@ -302,6 +311,8 @@ def test_axes_of_others_and_steps_out_of_order(added):
         s[c].bind(outer, inner)
     with pytest.raises(ScheduleError, match="compute_at of stage c: c is computed within it, or is the same"):
         s[c].compute_at(s[c], outer)
+    with pytest.raises(ScheduleError, match=r"compute_at of stage a: expected a stage, such as s\[C\]; got Tensor"):
+        s[a].compute_at(c, outer)
     with pytest.raises(ScheduleError, match="compute_inline of stage a: it is an input"):
         s[a].compute_inline()
         tvm.lower(s, [a, b, c])

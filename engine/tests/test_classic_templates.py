@@ -176,6 +176,13 @@ def test_orders_annotations_and_knobs():
         (lambda cfg: cfg.define_split("t", 1 << 20, num_outputs=6), "over 1048576 options"),
         (lambda cfg: cfg.define_reorder("t", [1], policy="interleave"), "expected the policy identity"),
         (lambda cfg: cfg.define_annotate("t", [1], policy="bind_gpu"), "expected vec, try_vec"),
+        (lambda cfg: cfg.define_split("t", te.reduce_axis((0, te.var("n")))), "length of the loop is not known"),
+        (
+            lambda cfg: cfg.define_reorder("t", [1, 2], policy="interval_all"),
+            "expected an interval of 0 to 2; got None",
+        ),
+        (lambda cfg: cfg.define_reorder("t", [1], policy="candidate", candidate=[[2]]), "an axis that is not among"),
+        (lambda cfg: cfg.define_annotate("t", [1], "candidate", candidate=[["vectorize"]]), "expected none, unroll or"),
         (lambda cfg: cfg["t"], "no knob 't' is defined"),
     ],
 )
@@ -214,6 +221,15 @@ def test_a_template_is_found_by_name_or_by_itself(matmul, task):
 
     with pytest.raises(TypeError, match="template bare: expected a schedule and a list of tensors"):
         autotvm.task.create(bare, args=(1,), target="llvm")
+
+    @autotvm.template("copies/only")
+    def copies(n):
+        a = te.placeholder((n,), name="A")
+        b = te.compute((n,), lambda i: a[i], name="B")
+        return te.create_schedule(b.op), [a, b]
+
+    with pytest.raises(ValueError, match="template copies/only: cannot count its operations .there are none.; say"):
+        autotvm.task.create(copies, args=(8,), target="llvm")
 
 
 def test_without_records_each_knob_has_its_first_option(matmul, rng):
@@ -414,8 +430,10 @@ def test_lines_of_other_templates_and_spaces_are_left_out(task, tmp_path):
 
     log = tmp_path / "mixed.log"
     good = line_of(task, 7, 1e-3)
-    log.write_text(good.replace("tutorial/matmul", "yours") + good.replace("[-1, 4]", "[-1, 5]") + good)
-    with pytest.warns(UserWarning, match="2 lines are torn, or of schedules that are not here"):
+    changes = ("tutorial/matmul", "yours"), ("[-1, 4]", "[-1, 5]"), ("[0.001]", "[NaN]"), ("[16, 24,", "[16, 0,")
+    assert all(old in good for old, _ in changes)
+    log.write_text("".join(good.replace(*change) for change in changes) + good)
+    with pytest.warns(UserWarning, match="4 lines are torn, or of schedules that are not here"):
         ((inp, result),) = autotvm.record.load_from_file(str(log))
     assert inp.config.index == 7 and inp.task.key == task.key and result.costs == (1e-3,)
 

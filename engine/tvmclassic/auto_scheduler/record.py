@@ -13,9 +13,11 @@ import tvm
 from tvmfast.compiler import records
 from tvmfast.compiler.records import Record
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
+from tvmfast.core import machine
 from tvmfast.core.errors import Forbidden
 
 from ..autotvm.record import ApplyHistoryBest as _ApplyHistoryBest
+from ..autotvm.task import target_of
 
 MeasureInput = namedtuple("MeasureInput", ["task", "state", "record"])  # a ComputeDAG applies the state
 MeasureResult = namedtuple("MeasureResult", ["costs", "error_no", "error_msg", "all_cost", "timestamp"])
@@ -73,10 +75,15 @@ def load_records(filename):
 
 
 def load_best_record(filename, workload_key=None, target=None, include_compatible=False) -> tuple:
-    """Return the fastest of `load_records`, of a workload if given; (None, None) if there is none."""
+    """Return the fastest of `load_records`, of a workload if given; (None, None) if there is none.
+
+    With a `target`, those of other targets come in only where it has none.
+    """
     ran = [(inp, result) for inp, result in load_records(filename) if not result.error_no]
     fitting = [pair for pair in ran if workload_key in (None, pair[0].task.workload_key)]
-    return min(fitting, key=lambda pair: pair[0].record.call_seconds, default=(None, None))
+    wanted = target and machine.target_json(target_of(target, "auto_scheduler"))
+    here = [pair for pair in fitting if pair[0].record.target == wanted]
+    return min(here or fitting, key=lambda pair: pair[0].record.call_seconds, default=(None, None))
 
 
 class ApplyHistoryBest(_ApplyHistoryBest):

@@ -71,7 +71,7 @@ class ComputeDAG:
         """
         sch, rule = Schedule(tvm.IRModule({"main": self.func})), RULES["metaschedule"]
         rule.schedule(sch, rule.config(state))
-        return Scheduled(sch), self.tensors
+        return Scheduled(sch, self.tensors), self.tensors
 
     def print_python_code_from_state(self, state: dict) -> str:
         """Return the steps of a record's state in Python, on a `tvm.s_tir.Schedule`."""
@@ -92,21 +92,28 @@ class ComputeDAG:
 class Scheduled:
     """A scheduled computation for `tvm.lower` and `tvm.build`; `schedule` is the `tvm.s_tir.Schedule`."""
 
-    def __init__(self, schedule: Schedule):
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, tensors: list):
+        self.schedule, self._tensors = schedule, tensors
 
     def lowered(self, args) -> tvm.IRModule:
         """Return the module with the function "main", of `args`: the tensors that came with the schedule."""
-        count = len(self.schedule.mod["main"].params)
-        if len(args) != count:
+        pairs = zip(args, self._tensors, strict=False)
+        same = [isinstance(arg, te.Tensor) and arg.same_as(own) for arg, own in pairs]
+        if len(args) != len(self._tensors) or not all(same):
             raise ValueError(
-                f"args: expected the {count} tensors that came with the schedule; got {len(args)}"
+                f"args: expected the {len(self._tensors)} tensors that came with the schedule, as they came; "
+                f"got {len(args)}: {args!r:.200}"
             )
         return self.schedule.mod
 
 
 def _tensors_of(workload_key: str):
-    name, *args = json.loads(workload_key)
+    try:
+        name, *args = json.loads(workload_key)
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"workload_key: expected what auto_scheduler.make_workload_key returns; got {workload_key!r:.200}"
+        ) from None
     if name not in _FUNCTIONS:
         raise ValueError(f"auto_scheduler: no workload {name!r}; put @auto_scheduler.register_workload on it")
     return _FUNCTIONS[name](*map(_as_tuple, args))

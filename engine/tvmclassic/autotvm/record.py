@@ -59,11 +59,14 @@ def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
 
 
 def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | None:
-    """Parse a line of `encode`; None if it is truncated or of TVM's own templates."""
+    """Parse a line of `encode`; None if it is truncated, has no times, or is of TVM's own templates."""
     try:
         given = json.loads(row)
         target, name, args, _ = given["input"]
         costs, error, spent, timestamp = given["result"]
+        costs = tuple(RuntimeError(cost) if error else float(cost) for cost in costs)
+        if not error and not (costs and all(0 < cost < float("inf") for cost in costs)):
+            return None
         if name in template.TEMPLATES:
             found = _of_template(name, json.dumps(args), target)
             config = found.config_space.find(given["config"]["entity"])
@@ -79,7 +82,6 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
             return None
     if config is None:
         return None
-    costs = tuple(RuntimeError(c) for c in costs) if error else tuple(costs)
     return MeasureInput(found.target, found, config), MeasureResult(costs, error, spent, timestamp)
 
 
@@ -89,7 +91,12 @@ def _task(workload, target: str) -> Task:
 
 
 def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
-    return template.task_of(name, args, machine.target_json(machine.checked_target(targets.parse(target))))
+    try:
+        return template.task_of(
+            name, args, machine.target_json(machine.checked_target(targets.parse(target)))
+        )
+    except Exception as error:  # the script's, for arguments that it does not take
+        raise ValueError(f"template {name} does not take {args}: {error}") from error
 
 
 def load_from_file(filepath):
@@ -173,7 +180,12 @@ class ApplyHistoryBest:
 
         Records of the target itself come first, then those of another target of its kind.
         """
-        ran = [(i, r) for i, r in self._of_templates if i.task.key == key and not r.error_no]
+        kind = json.loads(target)["kind"]
+        ran = [
+            (i, r)
+            for i, r in self._of_templates
+            if (i.task.key, i.task.target.kind.name) == (key, kind) and not r.error_no
+        ]
         same = [pair for pair in ran if pair[0].task.target_key == target]
         fastest = min(same or ran, key=lambda pair: seconds(pair[1]), default=None)
         return fastest and fastest[0].config

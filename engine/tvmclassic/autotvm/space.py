@@ -7,6 +7,8 @@ Knobs, policies and the numbering of configs, whose first knob runs fastest, are
 import itertools
 import math
 
+from ..te.ops import constant, key
+
 _LONGEST_KNOB = 1 << 20  # options of one knob: more is a mistake, and takes minutes to list
 
 
@@ -152,8 +154,9 @@ class Axis:
         if isinstance(of, Axis):
             of = of.length
         elif (dom := getattr(of, "dom", None)) is not None:
-            of = int(dom.extent)
-        self.length = of if isinstance(of, int) else -1
+            of = dom.extent
+        known = constant(of)
+        self.length = -1 if known is None else known
 
 
 def _splits(
@@ -197,12 +200,16 @@ def _orders(axes, policy="all", candidate=(), interval=None):
     elif policy == "all":
         orders = list(itertools.permutations(range(count)))
     elif policy == "interval_all":
-        first, last = interval
+        first, last = interval or (1, 0)
+        if not 0 <= first <= last <= count:
+            raise ValueError(f"{described}: expected an interval of 0 to {count}; got {interval}")
         inner = itertools.permutations(range(first, last))
         orders = [[*range(first), *each, *range(last, count)] for each in inner]
     elif policy == "candidate":
-        places = {id(axis): number for number, axis in enumerate(axes)}
-        orders = [[places[id(axis)] for axis in order] for order in candidate]
+        places = {key(axis): number for number, axis in enumerate(axes)}
+        if any(key(axis) not in places for order in candidate for axis in order):
+            raise ValueError(f"{described}: a candidate has an axis that is not among those to reorder")
+        orders = [[places[key(axis)] for axis in order] for order in candidate]
     else:
         raise ValueError(f"{described}: expected the policy identity, all, interval_all or candidate")
     return Knob([ReorderEntity(order) for order in orders], described)
@@ -212,6 +219,8 @@ def _annotations(axes, policy, candidate=()):
     described = f"Annotate(policy={policy}) naxes={len(axes)}"
     if policy == "candidate":
         found = [list(each) for each in candidate]
+        if any(len(each) != len(axes) or not {*each} <= {"none", "unroll", "vec"} for each in found):
+            raise ValueError(f"{described}: expected none, unroll or vec for each loop; got {found}")
     elif policy == "vec":
         found = [["none"] * (len(axes) - 1) + ["vec"]]
     elif policy == "try_vec":

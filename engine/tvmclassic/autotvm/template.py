@@ -112,7 +112,7 @@ class TemplateTask:
         name: The template's.
         args: The arguments.
         config_space: The configs that the template defines.
-        flop: The operations of a call.
+        flop: The operations of a call, which it says by `add_flop`, or TVM counts.
         numbers: The configs that tuners choose from: all, or 16,384 at random of a larger space.
     """
 
@@ -122,7 +122,7 @@ class TemplateTask:
         self.key, self.target_key = _key(name, self.args), machine.target_json(target)
         self.config_space = TemplateSpace()
         tensors = self._run(self.config_space)[1]
-        self.flop = self.config_space.flop or _operations(tensors)
+        self.flop = self.config_space.flop or _operations(name, tensors)
         size = len(self.config_space)
         others = range(1, size)
         if size > _MOST_SEARCHED:
@@ -202,9 +202,15 @@ def task_of(name: str, args: str, target: str) -> TemplateTask:
     return _task_of(TEMPLATES[name], name, args, target)  # a template that is defined again has another space
 
 
-def _operations(tensors) -> int:
-    module = tvm.IRModule({"main": te.create_prim_func(list(tensors))})
-    return int(tvm.s_tir.analysis.estimate_tir_flops(module))
+def _operations(name: str, tensors) -> int:
+    try:
+        module = tvm.IRModule({"main": te.create_prim_func(list(tensors))})
+        counted, why = int(tvm.s_tir.analysis.estimate_tir_flops(module)), "there are none"
+    except Exception as error:  # TVM's, of what it cannot count
+        counted, why = 0, errors.one_line(error)[:200]
+    if counted < 1:  # tuners compare rates
+        raise ValueError(f"template {name}: cannot count its operations ({why}); say them by cfg.add_flop")
+    return counted
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """TE schedules (`te.create_schedule`, gone since TVM 0.20), recorded and replayed on a `tvm.s_tir.Schedule`.
 
+ops       operations and their axes
+steps     what a schedule records
 stage     stages: the loops of an operation, and what a script asks of them
 schedule  `Schedule`: the stages of a program, cache stages, factored reductions
 extern    `te.extern`

@@ -13,11 +13,8 @@ from .. import targets
 from .replay import replay
 from .schedule import Schedule
 
-_ENTRIES = (
-    "main",
-    "default_function",
-    "__tvm_ffi_main",
-)  # the last: a library's only function, beside its name
+# The last: a library's only function, beside its name.
+_ENTRIES = ("main", "default_function", "__tvm_ffi_main")
 
 # What makes loops of blocks; from here on TVM rewrites the loops themselves.
 _LOOPS = (
@@ -53,12 +50,12 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
         raise NotImplementedError(
             "tvm.lower: binds are gone; strides of arguments come from the arrays in a call"
         )
+    if _is_scheduled(inp) and not isinstance(args, list | tuple):
+        raise TypeError("tvm.lower: expected the arguments of the function, such as [A, B, C]")
     if isinstance(inp, Schedule):
-        if not isinstance(args, list | tuple):
-            raise TypeError("tvm.lower: expected the arguments of the function, such as [A, B, C]")
         mod = replay(inp, args, name).mod
-    elif hasattr(inp, "lowered"):  # of auto_scheduler
-        mod = inp.lowered(args)
+    elif _is_scheduled(inp):
+        mod = tvm.IRModule({name: inp.lowered(args)["main"].with_attr("global_symbol", name)})
     elif isinstance(inp, tvm.tirx.PrimFunc):
         mod = tvm.IRModule({name: inp.with_attr("global_symbol", name)})
     elif isinstance(inp, tvm.IRModule):
@@ -69,6 +66,10 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
             f"got {type(inp).__name__}"
         )
     return tvm.transform.Sequential([make() for make in _LOOPS])(mod) if simple_mode else mod
+
+
+def _is_scheduled(given) -> bool:
+    return isinstance(given, Schedule) or hasattr(given, "lowered")  # the latter of auto_scheduler
 
 
 def build(
@@ -100,17 +101,19 @@ def build(
     Raises:
         TypeError, ScheduleError: What `lower` raises.
     """
-    if isinstance(inputs, Schedule) or hasattr(inputs, "lowered"):
-        inputs = lower(inputs, args, name, binds)
-    elif isinstance(inputs, list | tuple | dict):
+    if isinstance(inputs, list | tuple | dict):
         raise TypeError(
             f"tvm.build: expected one schedule, module or function; got a {type(inputs).__name__}"
         )
-    elif args is not None and target is None:
+    if not _is_scheduled(inputs) and target is None:
         target = args
     if isinstance(inputs, tvm.tirx.PrimFunc):
-        inputs = lower(inputs, name=str((inputs.attrs or {}).get("global_symbol", name)))
+        name = str((inputs.attrs or {}).get("global_symbol", name))
+    if not isinstance(inputs, tvm.IRModule):
+        inputs = lower(inputs, args, name, binds)
     target = tvm.target.Target.current() if target is None else target
+    if target is None and all((f.attrs or {}).get("target") is None for f in inputs.functions.values()):
+        target = "llvm"
     if target is not None:
         target = tvm.target.Target(target)
         if target.kind.name == "llvm" and targets.for_build(target) is None:
@@ -139,7 +142,9 @@ def _entry(module: Module) -> str:
 
 def _call(module: Module, *args):
     """Call a module's function: that of its name, or its only one."""
-    return module.get_function(_entry(module))(*args)
+    if "entry_call" not in module.__dict__:  # looking it up takes as long as a small kernel
+        module.__dict__["entry_call"] = module.get_function(_entry(module))
+    return module.__dict__["entry_call"](*args)
 
 
 def _time_evaluator(original):

@@ -1,7 +1,10 @@
 """`te.extern` with buffers that today's functions can have."""
 
+import tvm
 from tvm import te
 from tvm.tirx import decl_buffer
+
+from .ops import constant
 
 _EXTERN = te.extern
 
@@ -14,23 +17,24 @@ def extern(
     TVM 0.27 gives the buffers an offset that no function then sets, `elem_offset`; here they begin at 0.
 
     Raises:
-        ValueError: No `dtype`, and inputs of none or of several.
+        ValueError: No `dtype`, and inputs of none or of several; or not one for each result.
     """
+    inputs = [inputs] if isinstance(inputs, te.Tensor) else list(inputs)
     if in_buffers is None:
         in_buffers = [decl_buffer(tensor.shape, tensor.dtype, tensor.op.name) for tensor in inputs]
     if out_buffers is None:
-        shapes = (
-            shape
-            if isinstance(shape, list | tuple) and shape and isinstance(shape[0], list | tuple)
-            else [shape]
-        )
-        dtypes = [dtype] * len(shapes) if dtype is None or isinstance(dtype, str) else list(dtype)
-        if dtype is None:
-            found = {str(tensor.dtype) for tensor in inputs}
-            if len(found) != 1:
-                raise ValueError(
-                    f"te.extern {name}: give the dtype of the results; the inputs have {sorted(found)}"
-                )
-            dtypes = [*found] * len(shapes)
+        shape = (shape,) if _is_length(shape) else shape
+        shapes = [shape] if not len(shape) or _is_length(shape[0]) else list(shape)
+        dtypes = sorted({str(each.dtype) for each in inputs}) if dtype is None else dtype
+        dtypes = [dtypes] if isinstance(dtypes, str) else list(dtypes)
+        if len(dtypes) != 1 and (dtype is None or len(dtypes) != len(shapes)):
+            raise ValueError(
+                f"te.extern {name}: give the dtype of the results, one or {len(shapes)}; got {dtypes}"
+            )
+        dtypes = dtypes * len(shapes) if len(dtypes) == 1 else dtypes
         out_buffers = [decl_buffer(each, of, name) for each, of in zip(shapes, dtypes, strict=True)]
     return _EXTERN(shape, inputs, fcompute, name, dtype, in_buffers, out_buffers, tag, attrs)
+
+
+def _is_length(value) -> bool:
+    return constant(value) is not None or tvm.ir.is_prim_expr(value)

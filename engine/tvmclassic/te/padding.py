@@ -10,51 +10,56 @@ import tvm_ffi
 from tvm import te
 from tvm.tirx import IterVar
 
-from .stage import constant, key, ordered, outputs_of
-from .steps import CacheWrite, RFactor, Split
+from .ops import constant, key, ordered, reduced_of
+from .steps import CacheWrite, Fuse, RFactor, Split
 
 
 def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
     """Return arguments whose factored sums have no rest, and the old operation's key by that of the new."""
     sources = {id(c.stage): c.result.origin_op for c in schedule.changes if isinstance(c, CacheWrite)}
-    sums = {}
+    sums: dict[int, dict[int, int | None]] = {}
     for change in schedule.changes:
         if isinstance(change, RFactor) and change.stage.attach_type == "scope":
             op = sources.get(id(change.result), change.result.origin_op)
-            multiples = {key(root): _multiple(root, change.steps) for root in change.roots}
-            if any(_leaves_rest(root, multiples[key(root)]) for root in change.roots):
-                sums[key(op)] = multiples
+            own = [root for root in change.roots if any(key(root) == key(axis) for axis in reduced_of(op))]
+            multiples = {key(root): _multiple(root, change.steps) for root in own}
+            if any(_leaves_rest(root, multiples[key(root)]) for root in own):
+                sums.setdefault(key(op), {}).update(multiples)
     if not sums:
         return args, {}
-    made: dict[int, object] = {}
-    tensors = [arg for arg in args if isinstance(arg, te.Tensor)]
-    for op in ordered([tensor.op for tensor in tensors]):
-        new = _reading(op, made)
-        if key(op) in sums:
-            new = _padded(new, sums[key(op)])
-        if new is not op:
-            made[key(op)] = new
-    old = {key(new): of for of, new in made.items()}
-    return [
-        made[key(arg.op)].output(arg.value_index)
-        if isinstance(arg, te.Tensor) and key(arg.op) in made
-        else arg
-        for arg in args
-    ], old
+    made: dict[int, te.ComputeOp] = {}
+
+    def new(tensor):
+        return made[key(tensor.op)].output(tensor.value_index) if key(tensor.op) in made else tensor
+
+    for op in ordered([arg.op for arg in args if isinstance(arg, te.Tensor)]):
+        if not isinstance(op, te.ComputeOp):
+            continue
+        body = list(op.body)
+        if any(key(tensor.op) in made for tensor in op.input_tensors):
+            body = [tvm_ffi.structural_map(value, [(te.Tensor, new)]) for value in body]
+            made[key(op)] = te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, body)
+        if key(op) in sums and len(body) == 1:
+            body = [_padded(body[0], sums[key(op)])]
+            made[key(op)] = te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, body)
+    old = {key(op): of for of, op in made.items()}
+    return [new(arg) if isinstance(arg, te.Tensor) else arg for arg in args], old
 
 
 def _multiple(axis: IterVar, steps: list) -> int | None:
     """Return what the length of an axis has to be a multiple of; None where that is not known."""
     for step in steps:
-        if not any(key(each) == key(axis) for each in step.of) or not isinstance(step, Split):
+        if not any(key(each) == key(axis) for each in step.of):
             continue
-        outer, inner = _multiple(step.outer, steps), _multiple(step.inner, steps)
-        fixed, other = (inner, outer) if step.nparts is None else (outer, inner)
-        size, extent = step.factor or step.nparts, constant(axis.dom.extent)
-        size = size if extent is None else min(size, extent)
-        return size * other if fixed and other and size % fixed == 0 else None
-    fused = any(key(each) == key(axis) for step in steps for each in step.of if hasattr(step, "fused"))
-    return None if fused else 1
+        if isinstance(step, Fuse):
+            return None
+        if isinstance(step, Split):
+            parts = [_multiple(part, steps) for part in step.parts]
+            fixed, other = parts[step.sized], parts[1 - step.sized]
+            extent = constant(axis.dom.extent)
+            size = step.size if extent is None else min(step.size, extent)
+            return size * other if fixed and other and size % fixed == 0 else None
+    return 1
 
 
 def _leaves_rest(axis: IterVar, multiple: int | None) -> bool:
@@ -62,33 +67,15 @@ def _leaves_rest(axis: IterVar, multiple: int | None) -> bool:
     return bool(multiple) and multiple > 1 and (extent is None or extent % multiple != 0)
 
 
-def _reading(op, made: dict[int, object]):
-    """Return an operation that reads what was made instead of the old, or `op` itself."""
-    if not isinstance(op, te.ComputeOp) or not any(key(tensor.op) in made for tensor in op.input_tensors):
-        return op
-
-    def new(tensor):
-        return made[key(tensor.op)].output(tensor.value_index) if key(tensor.op) in made else tensor
-
-    body = [tvm_ffi.structural_map(value, [(te.Tensor, new)]) for value in op.body]
-    return te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, body)
-
-
-def _padded(op: te.ComputeOp, multiples: dict[int, int | None]):
+def _padded(value, multiples: dict[int, int | None]):
     """Return a sum over axes of these multiples."""
-    value = op.body[0]
-    if outputs_of(op) > 1 or len(value.source) > 1:
-        return op
     axes, inside = [], []
     for axis in value.axis:
-        extent, multiple = axis.dom.extent, multiples[key(axis)]
+        first, extent, multiple = axis.dom.min, axis.dom.extent, multiples.get(key(axis))
         if _leaves_rest(axis, multiple):
-            inside.append(axis.var < extent)
-            whole = tvm.ir.Range.from_min_extent(
-                axis.dom.min, (extent + (multiple - 1)) // multiple * multiple
-            )
+            inside.append(axis.var < first + extent)
+            whole = tvm.ir.Range.from_min_extent(first, (extent + (multiple - 1)) // multiple * multiple)
             axis = IterVar(whole, axis.var, axis.iter_type)
         axes.append(axis)
     source = tvm.tirx.if_then_else(tvm.tirx.all(*inside), value.source[0], value.combiner.identity_element[0])
-    total = tvm.tirx.Reduce(value.combiner, [source], axes, value.condition, 0, value.init)
-    return te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, [total])
+    return tvm.tirx.Reduce(value.combiner, [source], axes, value.condition, 0, value.init)

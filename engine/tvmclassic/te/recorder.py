@@ -16,9 +16,8 @@ class Recorder:
 
     def __init__(self, func: tvm.tirx.PrimFunc):
         self.sch = tvm.s_tir.Schedule(func)
-        self._calls: list[
-            tuple[list[str], str, bool]
-        ] = []  # names of results, the call, whether there are more
+        # Of each call the names of its results, its text, and whether it has more results.
+        self._calls: list[tuple[list[str], str, bool]] = []
         self._names: dict[int, str] = {}
         self._kept: list = []  # what `_names` has the ids of
         self._used = set(_TAKEN) | {str(func.attrs["global_symbol"])}

@@ -22,21 +22,11 @@ from tvm import te
 from tvm.s_tir import SBlockRealize
 from tvm.tirx.buffer import is_buffer_var
 
+from .ops import REDUCE, axes_of, constant, key, name_of, ordered, outputs_of, reduced_of
 from .padding import pad
 from .recorder import Recorder
-from .stage import (
-    REDUCE,
-    ScheduleError,
-    Unsupported,
-    axes_of,
-    constant,
-    key,
-    name_of,
-    ordered,
-    outputs_of,
-    reduced_of,
-)
-from .steps import CacheRead, CacheWrite, Fuse, Reorder, Split
+from .stage import ScheduleError, Unsupported
+from .steps import CacheRead, CacheWrite, Reorder, Split
 
 _VARIABLE = re.compile(r"T\.Buffer\(\([^)]*[A-Za-z_]")  # a length that Python cannot evaluate by itself
 _VIRTUAL = ("vthread.x", "vthread.y", "vthread.z")
@@ -54,9 +44,9 @@ def replay(schedule, args=None, name: str = "main") -> "Replay":
         ScheduleError: Arguments of another kind, an input or output that is missing, or a primitive that TVM
             refuses.
     """
+    inputs = [stage.op for stage in schedule.stages if isinstance(stage.op, te.PlaceholderOp)]
     if args is None:
-        inputs = [stage.op for stage in schedule.stages if isinstance(stage.op, te.PlaceholderOp)]
-        args = [op.output(i) for op in [*inputs, *schedule.outputs] for i in range(outputs_of(op))]
+        args = [tensor for op in [*inputs, *schedule.outputs] for tensor in outputs_of(op)]
     for arg in args:
         if not isinstance(arg, te.Tensor) and (not isinstance(arg, tvm.tirx.Var) or is_buffer_var(arg)):
             raise ScheduleError(
@@ -64,7 +54,7 @@ def replay(schedule, args=None, name: str = "main") -> "Replay":
                 f"got {type(arg).__name__} {arg}"
             )
     given = {key(arg.op) for arg in args if isinstance(arg, te.Tensor)}
-    for op in [*schedule.outputs, *(s.op for s in schedule.stages if isinstance(s.op, te.PlaceholderOp))]:
+    for op in [*schedule.outputs, *inputs]:
         if key(op) not in given:
             raise ScheduleError(f"te: {op.name} is not among the arguments, as inputs and outputs have to be")
     return Replay(schedule, list(args), name)
@@ -90,9 +80,8 @@ class Replay:
         for stage in schedule.stages:
             if stage.attach_type == "inline":
                 self._refuse_extern("compute_inline", stage)
-                self._rec.call(
-                    stage.at("compute_inline"), "compute_inline", self._block(stage, "compute_inline")
-                )
+                block = self._block(stage, "compute_inline")
+                self._rec.call(stage.at("compute_inline"), "compute_inline", block)
         for stage in reversed(schedule.stages):
             if self._matters(stage):
                 self._schedule_loops(stage)
@@ -105,16 +94,15 @@ class Replay:
 
     def script(self) -> str:
         """Return the function in TVMScript and the steps on it, as a script that ends with `mod`."""
-        text = "\n".join(
-            line for line in self.func.script().splitlines() if not line.startswith(("#", "from "))
-        )
+        lines = self.func.script().splitlines()
+        text = "\n".join(line for line in lines if not line.startswith(("#", "from "))).strip()
         return "\n".join(
             [
                 *(["from __future__ import annotations", ""] if _VARIABLE.search(text) else []),
                 "import tvm",
                 "from tvm.script import tirx as T",
                 "",
-                text.strip(),
+                text,
                 "",
                 f"sch = tvm.s_tir.Schedule({self.func.attrs['global_symbol']})",
                 *self._rec.lines(),
@@ -131,7 +119,7 @@ class Replay:
             if isinstance(op, te.PlaceholderOp):
                 continue
             together = isinstance(op, te.ExternOp) or bool(reduced_of(op))
-            count = 1 if together else outputs_of(op)
+            count = 1 if together else len(outputs_of(op))
             self._names[self._old.get(key(op), key(op))], blocks = blocks[:count], blocks[count:]
 
     def _block(self, stage, primitive: str):
@@ -141,42 +129,44 @@ class Replay:
             ScheduleError: It has none, or several.
         """
         if id(stage) not in self._blocks:
-            names = self._names.get(key(stage.origin_op), [])
+            names, where = self._names.get(key(stage.origin_op), []), stage.at(primitive)
             if not names:
-                raise ScheduleError(f"{stage.at(primitive)}: it is an input, which has no loops")
+                raise ScheduleError(f"{where}: it is an input, which has no loops")
             if len(names) > 1:
                 raise Unsupported(
-                    f"{stage.at(primitive)}: it has {len(names)} results and no reduction, each of which "
-                    "has loops of its own in TensorIR; write a te.compute for each"
+                    f"{where}: it has {len(names)} results and no reduction, each of which has loops of its "
+                    "own in TensorIR; write a te.compute for each"
                 )
-            where = stage.at(primitive)
-            self._blocks[id(stage)] = self._rec.call(where, "get_sblock", names[0], names=[names[0]])
+            self._blocks[id(stage)] = self._rec.call(where, "get_sblock", names[0], names=names)
         return self._blocks[id(stage)]
 
     def _change(self, change) -> None:
         """Take a step that makes a new stage."""
         new = change.stage
         if isinstance(change, CacheRead):
-            at = change.source.at("cache_read")
+            at, places = change.source.at("cache_read"), []
             readers = [self._block(reader, "cache_read") for reader in change.readers]
-            buffer = self._written(change.source).name
-            reads = [[region.source.name for region in self._rec.sch.get(block).reads] for block in readers]
-            for reader, names in zip(change.readers, reads, strict=True):
-                if buffer not in names:
+            buffer = self._written(change.source)
+            for reader, block in zip(change.readers, readers, strict=True):
+                reads = [region.source for region in self._rec.sch.get(block).reads]
+                same = [each.same_as(buffer) for each in reads]
+                if not any(same):
                     raise ScheduleError(
-                        f"{at}: {reader.name} does not read it, but {', '.join(names) or 'nothing'}; "
+                        f"{at}: {reader.name} does not read it, but "
+                        f"{', '.join(each.name for each in reads) or 'nothing'}; "
                         "call cache_read before cache_write, or name the cache as the reader"
                     )
-            index = reads[0].index(buffer)
-            options = {"consumer_blocks": readers}
-            args = (readers[0], index, new.scope)
+                places.append(same.index(True))
+            args, options = (readers[0], places[0], new.scope), {"consumer_blocks": readers}
             self._blocks[id(new)] = self._rec.call(at, "cache_read", *args, names=[new.name], **options)
         elif isinstance(change, CacheWrite):
             at, block = change.result.at("cache_write"), self._block(change.result, "cache_write")
-            copy = self._rec.call(
-                at, "cache_write", block, 0, new.scope, names=[f"{change.result.name}_copy"]
-            )
+            names = [f"{change.result.name}_copy"]
+            copy = self._rec.call(at, "cache_write", block, 0, new.scope, names=names)
             self._blocks[id(new)], self._blocks[id(change.result)] = block, copy
+            if orders := self._orders.pop(id(change.result), None):
+                moved = dict(zip(map(key, change.result.origin_op.axis), new.origin_op.axis, strict=True))
+                self._orders[id(new)] = tuple([moved.get(key(a), a) for a in order] for order in orders)
         else:
             self._factor(change)
 
@@ -189,18 +179,20 @@ class Replay:
     def _factor(self, change) -> None:
         stage, first = change.result, change.stage
         at, block = stage.at("rfactor", change.axis), self._block(stage, "rfactor")
-        roots = [*axes_of(stage.op), *change.roots]
-        live = self._named_loops(at, block, roots)
+        axes = [*axes_of(stage.op), *change.roots]
+        order = self._orders.pop(id(stage), (axes,))[0]
+        live = self._named_loops(at, block, order)
+        if order is not axes:  # its own loops are those of a factored sum
+            self._rec.call(at, "reorder", *(live[key(each)] for each in axes))
         self._take(stage, live, change.steps)
         self._blocks[id(first)] = self._rec.call(
             at, "rfactor", live[key(change.axis)], change.factor_axis, names=[first.name]
         )
-        place = range(len(first.op.axis))[change.factor_axis]
-        factored = first.op.axis[place]
-        spatial = [*first.op.axis[:place], *first.op.axis[place + 1 :]]
-        new = {key(old): axis for old, axis in zip(change.others, first.op.reduce_axis, strict=True)}
+        made, spatial = first.origin_op, list(first.origin_op.axis)
+        factored = spatial.pop(range(len(spatial))[change.factor_axis])
+        new = {key(old): axis for old, axis in zip(change.others, made.reduce_axis, strict=True)}
         by_loop = [*spatial, *(new.get(key(old), factored) for old in change.reduced)]
-        self._orders[id(first)] = by_loop, [factored, *spatial, *first.op.reduce_axis]
+        self._orders[id(first)] = by_loop, [factored, *spatial, *made.reduce_axis]
 
     # ------------------------------------------------------------ loops
 
@@ -208,13 +200,10 @@ class Replay:
         """Return whether a stage has loops that something is done with."""
         if stage.attach_type == "inline" or isinstance(stage.op, te.PlaceholderOp):
             return False
-        done = (stage.steps, stage.kinds, stage.threads, stage.pragmas, stage.aligned, stage.tensorized)
+        hints = stage.kinds, stage.threads, stage.pragmas, stage.tensorized, stage.aligned
         return (
-            any(done)
-            or stage.double_buffered
+            any((stage.steps, *hints, stage.double_buffered, stage.scope, reduced_of(stage.op)))
             or stage.attach_type == "scope"
-            or bool(reduced_of(stage.op))
-            or bool(stage.scope and not self._is_cache(stage))
             or any(other.attach_stage is stage for other in self._schedule.stages)
         )
 
@@ -225,12 +214,12 @@ class Replay:
         by_loop, by_block = self._orders.get(id(stage), (axes, axes))
         self._set_scope(stage, block)
         if stage.attach_type == "scope":
-            at = stage.at("compute_at") + f" at {stage.attach_stage.name}, axis {name_of(stage.attach_ivar)}"
-            outer = self._loops.get(id(stage.attach_stage), {}).get(key(stage.attach_ivar))
+            parent, place = stage.attach_stage, stage.attach_ivar
+            at = f"{stage.at('compute_at')} at {parent.name}, axis {name_of(place)}"
+            outer = self._loops.get(id(parent), {}).get(key(place))
             if outer is None:
                 raise ScheduleError(
-                    f"{at}: the axis is no loop of {stage.attach_stage.name} any more, or that is computed "
-                    "before it"
+                    f"{at}: the axis is no loop of {parent.name} any more, or that is computed before it"
                 )
             self._refuse_extern("compute_at", stage)
             _refuse_vectors(at, stage)
@@ -252,12 +241,10 @@ class Replay:
 
     def _refuse_extern(self, primitive: str, stage) -> None:
         """Raise `ScheduleError` for what a function of `te.extern` reads or makes, which TVM does not see."""
-        for other in self._schedule.stages:
-            op = other.origin_op
-            reads = isinstance(op, te.ExternOp) and any(
-                key(t.op) == key(stage.origin_op) for t in op.input_tensors
-            )
-            if reads or (other is stage and isinstance(op, te.ExternOp)):
+        for op in (other.origin_op for other in self._schedule.stages):
+            if isinstance(op, te.ExternOp) and any(
+                key(each) == key(stage.origin_op) for each in (op, *(t.op for t in op.input_tensors))
+            ):
                 raise ScheduleError(
                     f"{stage.at(primitive)}: the function {op.name} of te.extern takes it as it is"
                 )
@@ -289,22 +276,20 @@ class Replay:
     def _take(self, stage, live: dict[int, object], steps: list) -> None:
         """Take steps on loops; `live` has them by axis, and is changed."""
         for step in steps:
+            if isinstance(step, Reorder):
+                if len(step.of) > 1:
+                    self._rec.call(stage.at("reorder"), "reorder", *(live[key(axis)] for axis in step.of))
+                continue
+            loops, names = [live.pop(key(axis)) for axis in step.of], [name_of(axis) for axis in step.parts]
             if isinstance(step, Split):
-                at, loop = stage.at("split", step.parent), live.pop(key(step.parent))
-                part, size = (step.inner, step.factor) if step.nparts is None else (step.outer, step.nparts)
-                extent = constant(self._rec.sch.get(loop).extent)
-                if extent is not None and size > extent and not _on_thread(stage, part):
+                extent, size = constant(self._rec.sch.get(loops[0]).extent), step.size
+                if extent is not None and size > extent and not _on_thread(stage, step.parts[step.sized]):
                     size = max(extent, 1)  # as TVM did: no loop gets longer than it was
-                factors = [None, size] if step.nparts is None else [size, None]
-                names = [name_of(step.outer), name_of(step.inner)]
-                outer, inner = self._rec.call(at, "split", loop, factors, names=names)
-                live.update({key(step.outer): outer, key(step.inner): inner})
-            elif isinstance(step, Fuse):
-                loops = [live.pop(key(axis)) for axis in step.of]
-                at = stage.at("fuse", step.outer)
-                live[key(step.fused)] = self._rec.call(at, "fuse", *loops, names=[name_of(step.fused)])
-            elif isinstance(step, Reorder) and len(step.of) > 1:
-                self._rec.call(stage.at("reorder"), "reorder", *(live[key(axis)] for axis in step.of))
+                factors = [None, size] if step.sized else [size, None]
+                made = self._rec.call(stage.at("split", step.of[0]), "split", *loops, factors, names=names)
+            else:
+                made = [self._rec.call(stage.at("fuse", step.of[0]), "fuse", *loops, names=names)]
+            live.update(zip(map(key, step.parts), made, strict=True))
 
     def _kinds(self, stage, live: dict[int, object]) -> None:
         for axis in stage.leaf_iter_vars:
@@ -344,29 +329,20 @@ class Replay:
 
     def _set_scope(self, stage, block) -> None:
         """Set the memory of a result: what the script says, or as TVM did, by the threads that compute it."""
-        if stage.scope or stage.attach_type != "scope":
-            if stage.scope and not self._is_cache(stage):
-                self._rec.call(stage.at("set_scope"), "set_scope", block, 0, stage.scope)
+        scope, where = stage.scope, "set_scope"
+        if not scope:
+            tags = [
+                parent.threads[key(axis)].thread_tag
+                for parent, axis in _around(stage)
+                if key(axis) in parent.threads
+            ]
+            by_thread = any(tag.startswith(("threadIdx", "vthread")) for tag in tags)
+            scope, where = "local" if by_thread else "shared" if tags else "", "compute_at"
+        elif any(c.stage is stage for c in self._schedule.changes if isinstance(c, CacheRead | CacheWrite)):
             return
-        tags, inner = [], stage
-        while inner.attach_type == "scope":
-            parent, at = inner.attach_stage, inner.attach_ivar
-            for axis in parent.leaf_iter_vars:
-                tags += [parent.threads[key(axis)].thread_tag] if key(axis) in parent.threads else []
-                if key(axis) == key(at):
-                    break
-            inner = parent
-        if any(tag.startswith(("threadIdx", "vthread")) for tag in tags):
-            self._rec.call(stage.at("compute_at"), "set_scope", block, 0, "local")
-        elif tags:
-            self._rec.call(stage.at("compute_at"), "set_scope", block, 0, "shared")
-
-    def _is_cache(self, stage) -> bool:
-        return any(
-            change.stage is stage
-            for change in self._schedule.changes
-            if isinstance(change, CacheRead | CacheWrite)
-        )
+        if scope:
+            for number in range(len(outputs_of(stage.op))):
+                self._rec.call(stage.at(where), "set_scope", block, number, scope)
 
     # ------------------------------------------------------------ reductions
 
@@ -379,36 +355,41 @@ class Replay:
                 f"{stage.at('set_store_predicate')}: TensorIR stores by thread 0 where threads share a "
                 "reduction, and has no other predicates of stores"
             )
-        if shared:
-            self._refuse_condition(stage.at("bind"), self._block(stage, "bind"))
-        if shared or not reduced or id(stage) not in self._loops:
+        if not reduced:
             return
         block, loop = self._block(stage, "reduction"), self._loops[id(stage)][key(reduced[0])]
+        if shared:
+            self._refuse_condition(stage.at("bind"), block)
+            return
         try:
-            self._rec.call(
-                stage.at("reduction"), "decompose_reduction", block, loop, names=[f"{stage.name}_init"]
-            )
+            names = [f"{stage.name}_init"]
+            self._rec.call(stage.at("reduction"), "decompose_reduction", block, loop, names=names)
         except ScheduleError:  # windows of neighbouring iterations overlap
             self._rec.note(f"{stage.name} starts in the first step of its loops")
 
 
-def _refuse_vectors(at: str, stage) -> None:
-    """Raise `Unsupported` for a stage within a vectorized loop, of which TVM 0.27 computes wrong numbers."""
+def _around(stage):
+    """Yield the loops that a stage is computed within, innermost stage first, as (stage, axis)."""
     while stage.attach_type == "scope":
         parent, place = stage.attach_stage, stage.attach_ivar
         for axis in parent.leaf_iter_vars:
-            if parent.kinds.get(key(axis)) == "vectorize":
-                raise Unsupported(
-                    f"{at}: {name_of(axis)} of {parent.name} is vectorized, and TVM 0.27 computes stages "
-                    "within vectors wrongly; attach it outside"
-                )
+            yield parent, axis
             if key(axis) == key(place):
                 break
         stage = parent
 
 
+def _refuse_vectors(at: str, stage) -> None:
+    """Raise `Unsupported` for a stage within a vectorized loop, of which TVM 0.27 computes wrong numbers."""
+    for parent, axis in _around(stage):
+        if parent.kinds.get(key(axis)) == "vectorize":
+            raise Unsupported(
+                f"{at}: {name_of(axis)} of {parent.name} is vectorized, and TVM 0.27 computes stages within "
+                "vectors wrongly; attach it outside"
+            )
+
+
 def _on_thread(stage, axis) -> bool:
     """Return whether an axis, or one that was split off it, is bound to a thread."""
-    parts = [part for step in stage.steps if isinstance(step, Split) for part in (step.outer, step.inner)
-             if key(step.parent) == key(axis)]  # fmt: skip
-    return key(axis) in stage.threads or any(_on_thread(stage, part) for part in parts)
+    splits = (step for step in stage.steps if isinstance(step, Split) and key(step.of[0]) == key(axis))
+    return key(axis) in stage.threads or any(_on_thread(stage, part) for s in splits for part in s.parts)

@@ -6,22 +6,11 @@ import tvm
 from tvm import te
 
 from . import replay
-from .stage import (
-    REDUCE,
-    ScheduleError,
-    Stage,
-    StageOp,
-    StageTensor,
-    Unsupported,
-    axes_of,
-    key,
-    name_of,
-    new_axis,
-    ordered,
-    outputs_of,
-    reduced_of,
-)
-from .steps import CacheRead, CacheWrite, Fuse, RFactor, Split
+from .ops import REDUCE, StageOp, StageTensor, key, name_of, new_axis, ordered, outputs_of, reduced_of
+from .stage import ScheduleError, Stage, Unsupported
+from .steps import CacheRead, CacheWrite, RFactor
+
+_TENSOR, _OPERATION = te.Tensor | StageTensor, te.tensor.Operation | StageOp
 
 
 class Schedule:
@@ -34,15 +23,14 @@ class Schedule:
         self.outputs = outputs
         self.stages: list[Stage] = []
         self.changes: list[CacheRead | CacheWrite | RFactor] = []
-        self._stage_of: dict[int, Stage] = {}
+        self._of: dict[int, tuple[object, Stage]] = {}  # operation and stage, by the operation's key
         for op in ordered(outputs):
             if isinstance(op, te.ScanOp):
                 raise Unsupported(
                     f"te.scan ({op.name}): TensorIR functions of tensor expressions have no scan; write the "
                     "loop in TensorIR, or, for sums along an axis, call tvm.topi.cumsum"
                 )
-            self.stages.append(Stage(self, op))
-            self._stage_of[key(op)] = self.stages[-1]
+            self._insert(op, len(self.stages))
         for output in outputs:
             self[output].is_output = True
 
@@ -52,13 +40,13 @@ class Schedule:
         Raises:
             ScheduleError: This schedule has none.
         """
-        op = of.op if isinstance(of, te.Tensor | StageTensor) else of
-        if not isinstance(op, te.tensor.Operation | StageOp) or key(op) not in self._stage_of:
+        op = of.op if isinstance(of, _TENSOR) else of
+        if not isinstance(op, _OPERATION) or key(op) not in self._of:
             raise ScheduleError(
                 f"te: the schedule has no stage of {getattr(op, 'name', op)!r}; it has "
                 f"{', '.join(stage.name for stage in self.stages)}"
             )
-        return self._stage_of[key(op)]
+        return self._of[key(op)][1]
 
     def normalize(self) -> "Schedule":
         """Return the schedule: a replay needs no normalized form."""
@@ -79,25 +67,17 @@ class Schedule:
             The copy, a tensor whose stage can be scheduled.
         """
         source = self[tensor]
-        if isinstance(readers, te.Tensor | StageTensor | te.tensor.Operation | StageOp):
-            readers = [readers]
-        at = f"te: cache_read of {source.name}"
+        at, result = _only_result("cache_read", source)
+        if isinstance(source.op, te.ExternOp):
+            raise Unsupported(
+                f"{at}: TVM 0.27 does not see what a function of te.extern makes; read it as it is"
+            )
+        readers = [readers] if isinstance(readers, _TENSOR | _OPERATION) else list(readers)
         if not readers:
             raise ScheduleError(f"{at}: expected at least one reader")
-        if outputs_of(source.op) > 1:
-            raise Unsupported(
-                f"{at}: it is one of several results of an operation, which are copied together"
-            )
-        shape, dtype = tuple(source.op.output(0).shape), source.op.output(0).dtype
-        op = StageOp(
-            f"{source.name}.{scope}",
-            [new_axis(extent, f"ax{i}") for i, extent in enumerate(shape)],
-            [],
-            shape,
-            (str(dtype),),
-            input_tensors=[source.op.output(0)],
-        )
-        readers = [self[reader] for reader in readers]
+        readers = [self[each] for each in readers]
+        axes = [new_axis(extent, f"ax{i}") for i, extent in enumerate(result.shape)]
+        op = StageOp(f"{source.name}.{scope}", axes, [], (str(result.dtype),), [result])
         stage = self._insert(op, self.stages.index(source) + 1)
         stage.scope = scope
         self.changes.append(CacheRead(source, stage, readers))
@@ -115,36 +95,30 @@ class Schedule:
         """
         tensors = list(tensor) if isinstance(tensor, list | tuple) else [tensor]
         stage = self[tensors[0]]
-        at = f"te: cache_write of {stage.name}"
-        if outputs_of(stage.op) > 1 or len(tensors) > 1:
-            raise Unsupported(
-                f"{at}: it is one of several results of an operation, which are copied together"
-            )
-        if not axes_of(stage.op):
+        at, result = _only_result("cache_write", stage, len(tensors))
+        old = stage.op
+        if not isinstance(old, te.ComputeOp | StageOp):
             raise ScheduleError(f"{at}: expected a result of te.compute")
         if stage.steps:
             raise ScheduleError(
                 f"{at}: call it before split, fuse and reorder; a cache of another layout is a step of its "
                 "own today, tvm.s_tir.Schedule.transform_layout"
             )
-        old = stage.op
-        described = {"shape": tuple(old.output(0).shape), "dtypes": (str(old.output(0).dtype),)}
+        dtypes = (str(result.dtype),)
         axes = [new_axis(axis.dom.extent, f"{name_of(axis)}.c") for axis in old.axis]
-        op = StageOp(
-            f"{old.name}.{scope}", axes, reduced_of(old), **described, input_tensors=list(old.input_tensors)
-        )
+        op = StageOp(f"{old.name}.{scope}", axes, reduced_of(old), dtypes, list(old.input_tensors))
         cache = self._insert(op, self.stages.index(stage))
-        self._becomes(stage, StageOp(old.name, list(old.axis), [], **described, input_tensors=[op.output(0)]))
+        self._becomes(stage, StageOp(old.name, list(old.axis), [], dtypes, [op.output(0)]))
         cache.scope = scope
         self.changes.append(CacheWrite(stage, cache))
         return op.output(0) if tensor is tensors[0] else [op.output(0)]
 
-    def rfactor(self, tensor, axis, factor_axis: int = 0) -> StageTensor:
+    def rfactor(self, tensor, axis, factor_axis: int = 0):
         """Sum along `axis`, a loop of the reduction, last: one sum for each of its steps comes first.
 
         Returns:
-            The sums of each step, a tensor with one more axis, at `factor_axis`. The stage of `tensor` adds
-            them up.
+            The sums of each step, a tensor with one more axis, at `factor_axis`; a list of them for a
+            reduction with several results. The stage of `tensor` adds them up.
         """
         stage = self[tensor]
         at = stage.at("rfactor", axis)
@@ -156,48 +130,46 @@ class Schedule:
                 f"{at}: split, fuse and reorder the loops of the result after rfactor, not before"
             )
         old, roots = stage.op, reduced_of(stage.op)
-        origin = _origins(roots, stage.steps)
+        origin = {key(root): {key(root)} for root in roots}  # of each axis the roots that it came from
+        order = list(roots)  # as TensorIR has the axes of what it factors: the parts of each where it was
+        for step in stage.steps:
+            of = set().union(*(origin[key(each)] for each in step.of))
+            origin |= {key(part): of for part in step.parts}
+            if step.parts:
+                gone = [key(each) for each in step.of]
+                place = next(i for i, each in enumerate(order) if key(each) in gone)
+                order = [each for each in order if key(each) not in gone]
+                order[place:place] = step.parts
         reduced = [leaf for leaf in stage.leaf_iter_vars if leaf.iter_type == REDUCE]
-        others = sorted(
-            (leaf for leaf in reduced if key(leaf) != key(axis)), key=lambda leaf: min(origin[key(leaf)])
-        )
-        whole = {key(root) for root in roots}
-        if any(key(leaf) not in whole and not origin[key(leaf)] & origin[key(axis)] for leaf in others):
+        others = [each for each in order if key(each) != key(axis)]
+        split = [each for each in others if key(each) not in origin[key(each)]]
+        if any(not origin[key(each)] & origin[key(axis)] for each in split):
             raise Unsupported(f"{at}: split the other axes of the reduction after rfactor, not before")
         axes = [new_axis(each.dom.extent, name_of(each)) for each in old.axis]
         if not -len(axes) - 1 <= factor_axis <= len(axes):
             raise ScheduleError(
                 f"{at}: expected a factor_axis from {-len(axes) - 1} to {len(axes)}; got {factor_axis}"
             )
-        place = factor_axis % (len(axes) + 1)
-        axes.insert(place, new_axis(axis.dom.extent, name_of(axis)))
-        result = old.output(0)
-        shape = [*result.shape[:place], axis.dom.extent, *result.shape[place:]]
+        axes.insert(factor_axis % (len(axes) + 1), new_axis(axis.dom.extent, name_of(axis)))
         summed = [new_axis(each.dom.extent, name_of(each), REDUCE) for each in others]
-        dtypes = (str(result.dtype),)
-        op = StageOp(
-            f"{old.name}.rf", axes, summed, tuple(shape), dtypes, input_tensors=list(old.input_tensors)
-        )
+        dtypes = tuple(str(result.dtype) for result in outputs_of(old))
+        op = StageOp(f"{old.name}.rf", axes, summed, dtypes, list(old.input_tensors))
         first = self._insert(op, self.stages.index(stage))
         self.changes.append(RFactor(stage, first, axis, factor_axis, stage.steps, roots, reduced, others))
         last = [new_axis(axis.dom.extent, f"{name_of(axis)}.v", REDUCE)]
-        adds = StageOp(
-            old.name, list(old.axis), last, tuple(result.shape), dtypes, input_tensors=[op.output(0)]
-        )
-        self._becomes(stage, adds)
-        return op.output(0)
+        self._becomes(stage, StageOp(old.name, list(old.axis), last, dtypes, outputs_of(op)))
+        return op.output(0) if len(dtypes) == 1 else outputs_of(op)
 
-    def _insert(self, op: StageOp, place: int) -> Stage:
-        stage = Stage(self, op)
+    def _insert(self, op, place: int) -> Stage:
+        stage = Stage(op)
         self.stages.insert(place, stage)
-        self._stage_of[key(op)] = stage
+        self._of[key(op)] = op, stage
         return stage
 
     def _becomes(self, stage: Stage, op: StageOp) -> None:
         """Give a stage another operation, with its loops anew; the keys that found it still do."""
-        stage.op = op
-        self._stage_of[key(op)] = stage
-        stage.reset()
+        stage.becomes(op)
+        self._of[key(op)] = op, stage
 
     # ------------------------------------------------------------ today
 
@@ -232,13 +204,9 @@ def create_schedule(ops) -> Schedule:
     return Schedule(ops)
 
 
-def _origins(roots: list, steps: list) -> dict[int, set[int]]:
-    """Return the numbers of the roots that each axis came from."""
-    origin = {key(root): {number} for number, root in enumerate(roots)}
-    for step in steps:
-        of = set().union(*(origin[key(axis)] for axis in step.of))
-        if isinstance(step, Split):
-            origin |= {key(step.outer): of, key(step.inner): of}
-        elif isinstance(step, Fuse):
-            origin[key(step.fused)] = of
-    return origin
+def _only_result(primitive: str, stage: Stage, count: int = 1) -> tuple:
+    """Return what an error begins with, and the result of a stage, of which it must have one."""
+    at, results = f"te: {primitive} of {stage.name}", outputs_of(stage.op)
+    if len(results) > 1 or count > 1:
+        raise Unsupported(f"{at}: it is one of several results of an operation, which are copied together")
+    return at, results[0]

@@ -5,16 +5,10 @@ Nothing here touches TensorIR: a stage records its steps in the order in which t
 TVM 0.8's `src/te/schedule/schedule_lang.cc`; so are the names of axes.
 """
 
-import dataclasses
-import operator
-
-import tvm
-from tvm import te
 from tvm.tirx import IterVar
 
+from .ops import axes_of, constant, key, name_of, new_axis, reduced_of
 from .steps import Fuse, Reorder, Split
-
-SPATIAL, REDUCE = IterVar.DataPar, IterVar.CommReduce
 
 
 class ScheduleError(RuntimeError):
@@ -25,87 +19,11 @@ class Unsupported(ScheduleError, NotImplementedError):
     """A primitive that TensorIR has no counterpart of."""
 
 
-def key(node) -> int:
-    """Return what tells an operation or axis from others: TVM makes a new Python object at each access."""
-    return node.__chandle__() if isinstance(node, tvm.runtime.Object) else id(node)
-
-
-def name_of(axis: IterVar) -> str:
-    """Return an axis's name."""
-    return axis.var.name
-
-
-def new_axis(extent, name: str, kind: int = SPATIAL) -> IterVar:
-    """Return an axis from 0 to `extent`, an int or an expression."""
-    extent = constant(extent) if constant(extent) is not None else extent
-    dtype = "int32" if isinstance(extent, int) else str(extent.ty)
-    last = tvm.tirx.const(extent, dtype) if isinstance(extent, int) else extent
-    domain = tvm.ir.Range.from_min_extent(tvm.tirx.const(0, dtype), last)
-    return IterVar(domain, tvm.tirx.Var(name, dtype), kind)
-
-
-def constant(value) -> int | None:
-    """Return the value of an int or of a constant of TVM's; None for what depends on variables."""
-    if isinstance(value, tvm.tirx.IntImm):
-        return int(value.value)
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-@dataclasses.dataclass(eq=False)
-class StageOp:
-    """The operation of a stage that the schedule made or changed, with what scripts read of a `ComputeOp`."""
-
-    name: str
-    axis: list
-    reduce_axis: list
-    shape: tuple
-    dtypes: tuple
-    tag: str = ""
-    attrs: dict = dataclasses.field(default_factory=dict)
-    input_tensors: list = dataclasses.field(default_factory=list)
-
-    @property
-    def num_outputs(self) -> int:
-        """Return how many results there are."""
-        return len(self.dtypes)
-
-    def output(self, index: int) -> "StageTensor":
-        """Return a result, with which `Schedule` finds the stage."""
-        return StageTensor(self, index, self.dtypes[index])
-
-
-@dataclasses.dataclass(frozen=True)
-class StageTensor:
-    """A result of a `StageOp`: a key of a schedule, with name, shape and dtype."""
-
-    op: StageOp
-    value_index: int
-    dtype: str
-
-    @property
-    def shape(self) -> tuple:
-        """Return the lengths of the axes."""
-        return self.op.shape
-
-    @property
-    def ndim(self) -> int:
-        """Return the number of axes."""
-        return len(self.op.shape)
-
-    @property
-    def name(self) -> str:
-        """Return the operation's name."""
-        return self.op.name
-
-
 def _refused(primitive: str, why: str):
     """Return a method that raises `Unsupported`."""
 
     def refuse(self, *_args, **_kwargs):
-        raise Unsupported(f"te: {primitive} of stage {self.name}: {why}")
+        raise Unsupported(f"{self.at(primitive)}: {why}")
 
     return refuse
 
@@ -116,24 +34,25 @@ class Stage:
     `leaf_iter_vars` are its loops from the outermost in, `steps` the splits, fusions, reorderings.
     """
 
-    def __init__(self, schedule, op):
-        self._schedule, self.op, self.origin_op = schedule, op, op
+    def __init__(self, op):
+        self.origin_op = op
         self.scope, self.is_output = "", False
         self.attach_type, self.attach_stage, self.attach_ivar = "root", None, None
-        self.aligned: list[tuple[int, int, int]] = []
-        self.double_buffered = False
-        self.store_predicate = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all loops but those of the operation."""
-        self.all_iter_vars = [*axes_of(self.op), *reduced_of(self.op)]
-        self.leaf_iter_vars = list(self.all_iter_vars)
-        self.steps: list[Split | Fuse | Reorder] = []
         self.kinds: dict[int, str] = {}  # "parallel", "vectorize", "unroll", by axis
         self.threads: dict[int, IterVar] = {}
         self.pragmas: list[tuple[IterVar, str, object]] = []
         self.tensorized: list[tuple[IterVar, str]] = []
+        self.aligned: list[tuple[int, int, int]] = []
+        self.double_buffered = False
+        self.store_predicate = None
+        self.becomes(op)
+
+    def becomes(self, op) -> None:
+        """Take another operation, whose loops are whole; hints stay on the axes that it had before."""
+        self.op = op
+        self.all_iter_vars = [*axes_of(op), *reduced_of(op)]
+        self.leaf_iter_vars = list(self.all_iter_vars)
+        self.steps: list[Split | Fuse | Reorder] = []
 
     @property
     def name(self) -> str:
@@ -141,7 +60,7 @@ class Stage:
         return self.op.name
 
     def __repr__(self):
-        return f"stage({self.name}, {', '.join(map(name_of, self.leaf_iter_vars))})"
+        return f"stage({self.name}, {self.loops()})"
 
     # ------------------------------------------------------------ loops
 
@@ -154,29 +73,21 @@ class Stage:
         Raises:
             ScheduleError: Not an axis of this stage's loops, or not exactly one positive, constant size.
         """
-        place = self.place_of("split", parent)
+        place, at = self.place_of("split", parent), self.at("split", parent)
         if (factor is None) == (nparts is None):
-            raise ScheduleError(
-                f"{self.at('split', parent)}: expected either factor or nparts; got {factor}, {nparts}"
-            )
-        size = constant(factor if nparts is None else nparts)
+            raise ScheduleError(f"{at}: expected either factor or nparts; got {factor}, {nparts}")
+        sized, given = (0, nparts) if factor is None else (1, factor)
+        size, extent = constant(given), parent.dom.extent
         if size is None or size < 1:
-            given = factor if nparts is None else nparts
-            raise ScheduleError(
-                f"{self.at('split', parent)}: expected a positive int, as TensorIR splits by these; "
-                f"got {given}"
-            )
-        known = constant(parent.dom.extent)
-        other = -(-known // size) if known is not None else (parent.dom.extent + (size - 1)) // size
-        sizes = (other, size) if nparts is None else (size, other)
-        outer, inner = (
-            new_axis(extent, f"{name_of(parent)}.{part}", parent.iter_type)
-            for extent, part in zip(sizes, ("outer", "inner"), strict=True)
+            raise ScheduleError(f"{at}: expected a positive int, as TensorIR splits by these; got {given}")
+        known = constant(extent)
+        other = -(-known // size) if known is not None else (extent + (size - 1)) // size
+        parts = tuple(
+            new_axis(size if number == sized else other, f"{name_of(parent)}.{part}", parent.iter_type)
+            for number, part in enumerate(("outer", "inner"))
         )
-        factor, nparts = (size, None) if nparts is None else (None, size)
-        self.steps.append(Split(parent, outer, inner, factor, nparts))
-        self._replace(place, place + 1, [outer, inner])
-        return outer, inner
+        self._take(Split((parent,), parts, sized, size), place)
+        return parts
 
     def tile(self, x_parent, y_parent, x_factor, y_factor):
         """Split two axes, move the inner loops inside both outer ones, and return all from outside in."""
@@ -188,7 +99,7 @@ class Stage:
     def fuse(self, *args):
         """Fuse neighbouring loops into one, which is returned."""
         if not args:
-            raise Unsupported(f"te: fuse of stage {self.name} without axes is not supported; leave it out")
+            raise Unsupported(f"{self.at('fuse')} without axes is not supported; leave it out")
         fused = args[0]
         for inner in args[1:]:
             fused = self._fuse(fused, inner)
@@ -201,24 +112,27 @@ class Stage:
         if at + 1 != below:
             raise ScheduleError(
                 f"{self.at('fuse', outer)}: {name_of(inner)} has to be the next loop; reorder first: "
-                f"the loops are {', '.join(map(name_of, self.leaf_iter_vars))}"
+                f"the loops are {self.loops()}"
             )
-        kind = max(outer.iter_type, inner.iter_type)
-        fused = new_axis(
-            outer.dom.extent * inner.dom.extent, f"{name_of(outer)}.{name_of(inner)}.fused", kind
-        )
-        self.steps.append(Fuse(outer, inner, fused))
-        self._replace(at, below + 1, [fused])
+        name = f"{name_of(outer)}.{name_of(inner)}.fused"
+        fused = new_axis(outer.dom.extent * inner.dom.extent, name, max(outer.iter_type, inner.iter_type))
+        self._take(Fuse((outer, inner), (fused,)), at)
         return fused
 
     def reorder(self, *args) -> None:
         """Give these loops, in this order, the places that they have together."""
         places = [self.place_of("reorder", axis) for axis in args]
         if len(set(places)) < len(places):
-            raise ScheduleError(f"te: reorder of stage {self.name}: expected each axis once")
+            raise ScheduleError(f"{self.at('reorder')}: expected each axis once")
         for place, axis in zip(sorted(places), args, strict=True):
             self.leaf_iter_vars[place] = axis
         self.steps.append(Reorder(args))
+
+    def _take(self, step: Split | Fuse, place: int) -> None:
+        """Put the loops that a step makes in the place of those that it starts from."""
+        self.steps.append(step)
+        self.leaf_iter_vars[place : place + len(step.of)] = step.parts
+        self.all_iter_vars += step.parts
 
     # ------------------------------------------------------------ kinds of loops
 
@@ -233,6 +147,10 @@ class Stage:
     def unroll(self, var) -> None:
         """Write a loop out."""
         self._annotate("unroll", var)
+
+    def _annotate(self, kind: str, axis) -> None:
+        self.place_of(kind, axis)
+        self.kinds[key(axis)] = kind
 
     def bind(self, ivar, thread_ivar) -> None:
         """Run a loop on an axis of `te.thread_axis`."""
@@ -259,14 +177,12 @@ class Stage:
             )
         self.tensorized.append((var, tensor_intrin))
 
-    def _annotate(self, kind: str, axis) -> None:
-        self.place_of(kind, axis)
-        self.kinds[key(axis)] = kind
-
     # ------------------------------------------------------------ where it is computed and stored
 
     def compute_at(self, parent: "Stage", scope) -> None:
         """Compute within a loop of `parent` what an iteration needs."""
+        if not isinstance(parent, Stage):
+            raise ScheduleError(f"{self.at('compute_at')}: expected a stage, such as s[C]; got {parent!r}")
         parent.place_of("compute_at", scope)
         above = parent
         while above is not None and above is not self:
@@ -315,49 +231,15 @@ class Stage:
         given = name_of(axis) if isinstance(axis, IterVar) else repr(axis)
         return f"te: {primitive} of stage {self.name}" + (f", axis {given}" if axis is not None else "")
 
+    def loops(self) -> str:
+        """Return the names of the loops, for errors."""
+        return ", ".join(map(name_of, self.leaf_iter_vars)) or "none"
+
     def place_of(self, primitive: str, axis) -> int:
         """Return the place of an axis among the loops, or raise `ScheduleError`."""
         place = next((i for i, leaf in enumerate(self.leaf_iter_vars) if key(leaf) == key(axis)), None)
         if place is not None:
             return place
         known = any(key(each) == key(axis) for each in self.all_iter_vars)
-        raise ScheduleError(
-            f"{self.at(primitive, axis)}: "
-            + ("it was split or fused before" if known else "it belongs to another stage or operation")
-            + f"; the loops of this stage are {', '.join(map(name_of, self.leaf_iter_vars)) or 'none'}"
-        )
-
-    def _replace(self, start: int, stop: int, axes: list) -> None:
-        self.leaf_iter_vars[start:stop] = axes
-        self.all_iter_vars += axes
-
-
-def axes_of(op) -> list:
-    """Return the data-parallel axes of an operation; none of a placeholder or an extern operation."""
-    return list(op.axis) if isinstance(op, te.ComputeOp | StageOp) else []
-
-
-def reduced_of(op) -> list:
-    """Return the reduction axes of an operation."""
-    return list(op.reduce_axis) if isinstance(op, te.ComputeOp | StageOp) else []
-
-
-def outputs_of(op) -> int:
-    """Return how many tensors an operation gives."""
-    return int(op.num_outputs)
-
-
-def ordered(ops) -> list:
-    """Return operations and all that they read, in the order of the blocks of `te.create_prim_func`."""
-    found, seen = [], set()
-
-    def visit(op):
-        if key(op) not in seen:
-            seen.add(key(op))
-            for tensor in op.input_tensors:
-                visit(tensor.op)
-            found.append(op)
-
-    for op in ops:
-        visit(op)
-    return found
+        why = "it was split or fused before" if known else "it belongs to another stage or operation"
+        raise ScheduleError(f"{self.at(primitive, axis)}: {why}; the loops of this stage are {self.loops()}")

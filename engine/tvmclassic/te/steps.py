@@ -1,49 +1,34 @@
-"""What a TE schedule records: the steps of one stage, and those that make a new stage."""
+"""What a TE schedule records: steps of a stage, from the axes `of` to `parts`, and those that make stages."""
 
-import dataclasses
+from typing import NamedTuple
 
 from tvm.tirx import IterVar
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """`parent` became `outer` and `inner`; of `factor` and `nparts` one is None."""
+class Split(NamedTuple):
+    """An axis became an outer and an inner one, `parts`, of which that at `sized` has `size` steps."""
 
-    parent: IterVar
-    outer: IterVar
-    inner: IterVar
-    factor: int | None
-    nparts: int | None
-
-    @property
-    def of(self) -> tuple:
-        """Return the axes that the step starts from."""
-        return (self.parent,)
+    of: tuple
+    parts: tuple
+    sized: int
+    size: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Fuse:
-    """`outer` and `inner`, neighbours, became `fused`."""
+class Fuse(NamedTuple):
+    """Two axes, neighbours, became one."""
 
-    outer: IterVar
-    inner: IterVar
-    fused: IterVar
-
-    @property
-    def of(self) -> tuple:
-        """Return the axes that the step starts from."""
-        return (self.outer, self.inner)
+    of: tuple
+    parts: tuple
 
 
-@dataclasses.dataclass(frozen=True)
-class Reorder:
+class Reorder(NamedTuple):
     """The places of these axes were given to them in this order."""
 
     of: tuple
+    parts: tuple = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class CacheRead:
+class CacheRead(NamedTuple):
     """`readers` read `source` by way of `stage`."""
 
     source: object
@@ -51,16 +36,14 @@ class CacheRead:
     readers: list
 
 
-@dataclasses.dataclass(frozen=True)
-class CacheWrite:
+class CacheWrite(NamedTuple):
     """`stage` computes what `result` was, and `result` copies it."""
 
     result: object
     stage: object
 
 
-@dataclasses.dataclass(frozen=True)
-class RFactor:
+class RFactor(NamedTuple):
     """`stage` has the sums of each step of `axis`, which `result` adds up.
 
     `steps` made the loops of `result` before, from `roots`. Of these, `reduced` were of the reduction, in
