@@ -318,7 +318,8 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
 def _spread(finish: Callable) -> Callable:
     """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
 
-    `finish` takes the variances and the means, in float64.
+    `finish` takes the variances and the means, in float64. A mean of several elements that is infinite is
+    NaN, as the next element's distance from it is in PyTorch's running mean (Welford, 1962).
     """
 
     def decomposed(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False):
@@ -331,6 +332,7 @@ def _spread(finish: Callable) -> Callable:
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
         degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
         variance = (centred * centred).sum(dims, keepdim) / degrees
+        mean = torch.where(mean.isinf() & (count > 1), math.nan, mean)
         results = finish(variance, mean.reshape(variance.shape))
         return pytree.tree_map(lambda each: each.to(x.dtype), results)
 
