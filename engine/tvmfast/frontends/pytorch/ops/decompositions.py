@@ -332,7 +332,7 @@ def _spread(finish: Callable) -> Callable:
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
         degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
         variance = (centred * centred).sum(dims, keepdim) / degrees
-        mean = torch.where(mean.isinf() & (count > 1), math.nan, mean)
+        mean = torch.where((mean.abs() == math.inf) & (count > 1), math.nan, mean)
         results = finish(variance, mean.reshape(variance.shape))
         return pytree.tree_map(lambda each: each.to(x.dtype), results)
 
