@@ -266,6 +266,12 @@ def test_parts_of_a_sum(compile_function, case, level):
         close(lib(x.numpy()), function(x.double()), _blocks(x.numel()))
 
 
+def test_a_variance_is_two_sums_that_threads_share(compile_function):
+    lib = compile_function(lambda x: x.var(), {"x": (3, long_sums._SHARED)}, opt_level=3)
+    assert {math.prod(node["shape"]) for node in lib.graph["nodes"]} == {1}  # no element is stored on the way
+    assert sum(map(threaded, lib.functions.values())) == 2
+
+
 @LEVELS
 @pytest.mark.parametrize("shape", [("n",), (3, "n"), ("n", 70)])
 def test_parts_of_a_dynamic_sum(compile_function, shape, level):

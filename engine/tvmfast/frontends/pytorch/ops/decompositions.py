@@ -326,7 +326,8 @@ def _spread(finish: Callable) -> Callable:
         if x.is_complex():
             return NotImplemented
         dims = list(range(x.ndim)) if dim in (None, []) else dim
-        mean = x.double().mean(dims, True)
+        # A cast of its own becomes a part of the sum's kernel. One that two kernels read is stored, in float64.
+        mean = (x * 1).double().mean(dims, True)
         centred = x.double() - mean
         # a tensor, as it may be dynamic
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
