@@ -326,7 +326,7 @@ def _spread(finish: Callable) -> Callable:
         if x.is_complex():
             return NotImplemented
         dims = list(range(x.ndim)) if dim in (None, []) else dim
-        # A cast of its own becomes a part of the sum's kernel. One that two kernels read is stored, in float64.
+        # A cast of its own becomes a part of the sum's kernel; one that two kernels read would be stored.
         mean = (x * 1).double().mean(dims, True)
         centred = x.double() - mean
         # a tensor, as it may be dynamic
