@@ -200,26 +200,19 @@ _ROUNDED = {
 }
 
 
-_FAR = 1e6  # a coordinate outside of every image, whose pixel is an int32, too
-
-
 @converts("GridSample")
 def _grid_sample(n: Node):
-    """Interpolate at the positions of a grid, halves in float32; what is far outside does not overflow.
+    """Interpolate at the positions of a grid, halves in float32.
 
-    Where a coordinate is NaN or infinite, ONNX Runtime reads no pixel of an image in the mode that it has
-    weights for, and else multiplies pixels by NaN.
+    A coordinate that is NaN, infinite or beyond int64 is -1, as in ONNX Runtime.
     """
-    mode, padding = n.text("mode", "linear"), n.text("padding_mode", "zeros")
-    is_float = n.dtype.startswith(("float", "bfloat"))
+    mode, is_float = n.text("mode", "linear"), n.dtype.startswith(("float", "bfloat"))
     reason = f"GridSample of {n.dtype} with mode {mode!r}: only floats are interpolated"
     n.refuse_if(mode != "nearest" and not is_float, reason)
     wide = "float64" if n.dtype == "float64" else "float32"
-    grid, far = n.emit(n.cast(n.inputs[1], wide)), relax.const(_FAR, wide)
-    near = R.minimum(R.maximum(grid, R.negative(far)), far)
-    has_weights = n.rank == 4 and mode in ("linear", "bilinear") and padding == "zeros"
-    has_weights = has_weights and not n.get("align_corners", 0)
-    grid = n.emit(R.where(R.isfinite(grid), near, far if has_weights else grid))
+    grid = n.emit(n.cast(n.inputs[1], wide))
+    is_near = R.less(R.abs(grid), relax.const(2.0**62, wide))
+    grid = n.emit(R.where(is_near, grid, relax.const(-1, wide)))
     x = n.emit(n.cast(n.x, wide) if is_float else n.x)
     return n.cast(n.tvm_converter(x, grid), n.dtype)
 
