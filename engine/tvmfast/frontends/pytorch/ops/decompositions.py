@@ -326,11 +326,11 @@ def _spread(finish: Callable) -> Callable:
         if x.is_complex():
             return NotImplemented
         dims = list(range(x.ndim)) if dim in (None, []) else dim
-        # A cast of its own becomes a part of the sum's kernel; one that two kernels read would be stored.
-        mean = (x * 1).double().mean(dims, True)
-        centred = x.double() - mean
         # a tensor, as it may be dynamic
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
+        # A cast of its own becomes a part of the sum's kernel; one that two kernels read would be stored.
+        mean = (x * 1).double().sum(dims, True) / count
+        centred = x.double() - mean
         degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
         variance = (centred * centred).sum(dims, keepdim) / degrees
         mean = torch.where((mean.abs() == math.inf) & (count > 1), math.nan, mean)
