@@ -470,6 +470,20 @@ def test_an_operator_of_two_equals_mxnets(number):
     batch_of_two().check(number)
 
 
+def test_the_second_of_two_images_may_have_a_dynamic_size():
+    symbol = S.UpSampling(X, Y, scale=2, sample_type="nearest", num_args=2)
+    lib = tvmfast.build(*tvmfast.from_mxnet(symbol, {}, {"x": (1, 3, 4, 6), "y": (1, 2, "n", "m")}))
+    for size in ((8, 12), (4, 6), (2, 3)):
+        inputs = {"x": uniform(1, 3, 4, 6), "y": uniform(1, 2, *size)}
+        np.testing.assert_array_equal(lib(*inputs.values()), mxnets(symbol, inputs, {})[0])
+
+
+def test_roots_of_numbers_of_all_sizes():
+    for dtype, largest in (("float16", 4), ("float32", 38), ("float64", 300)):
+        x = np.array([0, 1, -8, np.inf, -np.inf, np.nan, *(10.0 ** np.linspace(-largest, largest, 50))], dtype)
+        close(ours_of(S.cbrt(X), {"x": x}, {}), np.cbrt(x.astype("float64")), terms=4, scale=np.abs(np.cbrt(x)))
+
+
 def test_indices_outside_are_clipped_wrapped_or_refused_as_by_mxnet():
     index, at = S.var("i"), S.var("at")
     clipped = [

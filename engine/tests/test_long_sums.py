@@ -180,7 +180,8 @@ def test_gpu():
         return x.sum(1), torch.softmax(x, 1), y.mean(0), x[:1, : 1 << 15] @ y[: 1 << 15]
 
     mod, params = tvmfast.from_pytorch(Function(function).eval(), {"x": (2, LONG), "y": (LONG, 3)})
-    x, y = torch.full((2, LONG), 0.1), _uniform(LONG, 3)
+    # Equal addends would round in one direction, and not cancel.
+    x, y = _uniform(2, LONG, seed=1), _uniform(LONG, 3)
     close(run_emulated(mod, params, x.numpy(), y.numpy()), function(x.double(), y.double()), _of_products(LONG))
     assert "_block" in tvmfast.build(mod, params, TARGET).source()
 
@@ -264,6 +265,13 @@ def test_parts_of_a_sum(compile_function, case, level):
         x = _uniform(*shape)
         lib = compile_function(function, {"x": shape}, opt_level=level)
         close(lib(x.numpy()), function(x.double()), _blocks(x.numel()))
+
+
+def test_a_variance_is_two_sums_that_threads_share(compile_function):
+    lib = compile_function(lambda x: x.var(), {"x": (3, long_sums._SHARED)}, opt_level=3)
+    made = [each["shape"] for node in lib.graph["nodes"] for each in node["makes"]]
+    assert {math.prod(shape) for shape in made} == {1}  # no element is stored on the way
+    assert sum(map(threaded, lib.functions.values())) == 2
 
 
 @LEVELS

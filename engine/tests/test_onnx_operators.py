@@ -196,6 +196,39 @@ def test_functions_far_below_0_and_near_it(level):
             close(got, wanted, terms=64 if dtype == "float64" else 16, scale=size)
 
 
+GRIDS = [
+    "y0 = GridSample(x, at) | y0 {0} 4",
+    'y1 = GridSample<mode = "cubic", align_corners = 1>(x, at) | y1 {0} 4',
+    'y2 = GridSample<mode = "nearest">(x, at) | y2 {0} 4',
+    "y3 = GridSample<align_corners = 1>(box, inside) | y3 {0} 5",
+]
+
+
+@pytest.mark.parametrize(("dtype", "far"), [("float16", 6e4), ("float32", 3e38), ("float64", 1e90)])
+def test_grids_far_outside(rng, dtype, far):
+    """Each dtype has the results of float64."""
+    shapes = {"x": (1, 2, 4, 5), "at": (1, 3, 4, 2), "box": (1, 2, 3, 3, 4), "inside": (1, 2, 2, 3, 3)}
+    feed = {name: rng.uniform(-1.5, 1.5, shape).astype(dtype) for name, shape in shapes.items()}
+    feed["at"][0, 0, :3, 0] = feed["inside"][0, 0, 0, :, 2] = far, -far, 1
+    wide = {name: each.astype("float64") for name, each in feed.items()}
+    model, exact = (
+        model_of(each, "", [node.format(kind) for node in GRIDS], 20)
+        for each, kind in ((feed, KINDS.get(dtype, dtype)), (wide, "double"))
+    )
+    session = onnxruntime.InferenceSession(exact.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = build(*from_onnx(model), opt_level=0)(*feed.values())
+    assert [str(each.dtype) for each in results] == [dtype] * len(GRIDS)
+    close(results, session.run(None, wide), terms=64)  # of up to 16 pixels and their weights
+
+
+def test_grids_that_are_not_finite():
+    image, at = np.ones((1, 1, 2, 2), "float32"), np.zeros((1, 1, 4, 2), "float32")
+    at[0, 0, :3, 0] = np.nan, np.inf, -np.inf
+    nodes = [*GRIDS[:3], "y3 = GridSample<align_corners = 1>(x, at) | y3 {0} 4"]
+    feed = {"x": image, "at": at}
+    agree(model_of(feed, "", [node.format("float") for node in nodes], 20), feed, terms=64)
+
+
 @pytest.mark.parametrize("level", sampled([0, 3], [3]))
 @pytest.mark.parametrize("n", [2, "n"])
 def test_constants_of_float64(rng, n, level):

@@ -521,6 +521,22 @@ def test_bad_scales_and_zero_points_are_one_clear_error(kind):
     assert type(caught.value) is error
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_scales_that_are_inputs_are_checked_in_each_run(level):
+    names = ["a", "a_s", "z", "b", "b_s", "z", "y_s", "z"]
+    feed = {"a": np.full((2, 3), 7, "uint8"), "b": np.full((3, 2), 9, "uint8")}
+    feed |= {"a_s": np.array([0.5, 2], "float32"), "b_s": np.array(0.5, "float32"), "y_s": np.ones(1, "float32")}
+    node, constants = helper.make_node("QLinearMatMul", names, ["y"]), {"z": np.uint8(0)}
+    lib = build(*from_onnx(model_of(feed, {"y": ("uint8", (2, 2))}, [node], constants)), opt_level=level)
+    np.testing.assert_array_equal(lib(*feed.values()), [[47, 47], [189, 189]])
+    for name in ("a_s", "b_s", "y_s"):
+        for wrong in (0, -1, np.inf, np.nan):
+            bad = feed | {name: np.full_like(feed[name], wrong)}
+            words = f"expected scales that are finite numbers above 0; so many are others: {bad[name].size}$"
+            with pytest.raises(IndexError, match=words):
+                lib(*bad.values())
+
+
 def test_what_is_not_supported_says_so():
     x = np.zeros((1, 4, 4, 2), "uint8")
     last = qlinear("QLinearGlobalAveragePool", ["x"], "y", channels_last=1)

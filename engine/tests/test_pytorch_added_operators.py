@@ -173,6 +173,15 @@ def test_spreads_of_huge_and_tiny_numbers(compile_function):
         close(got, wanted, terms=x.numel(), scale=np.abs(wanted))
 
 
+def test_means_and_variances_beside_an_infinity(compile_function):
+    x = torch.tensor([[1.0, math.inf, 2.0], [1.0, 2.0, 4.0], [-math.inf, 1.0, 1.0]])
+
+    def function(x):
+        return *torch.var_mean(x, 1), *torch.std_mean(x, (0, 1)), torch.std_mean(x[:, 1:2], 1, correction=0)[1]
+
+    close(compile_function(function, [x])(x), [each.double() for each in function(x)], terms=3)
+
+
 def test_running_sums_and_products_in_float64(compile_function):
     x = torch.full((70_000,), 0.1).half().float()
     x[:6] = torch.tensor([1e30, 1e30, 1e-30, 1e-30, 1e-30, 1e30])
@@ -283,6 +292,24 @@ def test_fourier_transforms(make, shape):
     network, x = make(), torch.randn(*shape)
     lib = tvmfast.build(*tvmfast.from_pytorch(network.eval(), {"x": x}), opt_level=3)
     close(lib(x.numpy()), reference(network, x))
+
+
+def test_what_is_real_in_a_spectrum_stays_so_beside_nan():
+    """Its first number and the middle one of a real signal's; irfft does not read their imaginary parts."""
+    x, spectrum = torch.randn(2, 64), torch.randn(2, 9, 2)
+    x[0, 5], spectrum[:, [0, 8], 1] = math.nan, math.nan
+
+    def function(x, y):
+        spectra = torch.view_as_real(torch.fft.rfft(x)), torch.view_as_real(torch.fft.fft(x))
+        return *spectra, torch.fft.irfft(torch.view_as_complex(y))
+
+    half, whole, signal = build(Function(function), x, spectrum)(x.numpy(), spectrum.numpy())
+    for each in (half, whole):
+        is_nan = np.ones(each.shape[1:], bool)
+        is_nan[[0, 32], 1] = False
+        np.testing.assert_array_equal(np.isnan(each), np.stack([is_nan, 0 * is_nan]))
+        assert not each[:, [0, 32], 1].any()
+    close(signal, torch.fft.irfft(torch.view_as_complex(spectrum.nan_to_num(0).double())), terms=16)
 
 
 def test_complex_numbers_are_refused_where_tvm_would_meet_them():

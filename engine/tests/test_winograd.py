@@ -42,3 +42,13 @@ def test_what_is_not_finite_reaches_its_own_windows_alone(tile, sizes, monkeypat
         close(ours, reference(network, other))
         far = np.abs(np.arange(13) - row) > 5
         np.testing.assert_array_equal(ours[:, :, far], finite[:, :, far])
+
+
+@pytest.mark.parametrize("shape", [(1, 32, "height", 30), (1, 32, 19, "width"), ("n", 32, "height", "width")])
+def test_sizes_that_are_dims_of_the_input(shape):
+    network = nn.Sequential(nn.Conv2d(32, 40, 3, padding=1), nn.ReLU()).eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(network, {"x": shape}), records=False)
+    assert {"winograd"} == {family for name, family in lib.kernels.family.items() if "conv2d" in name}, lib.kernels
+    for sizes in ({"n": 1, "height": 1, "width": 2}, {"n": 2, "height": 33, "width": 17}):
+        x = torch.randn([sizes.get(size, size) for size in shape])
+        close(lib(x), reference(network, x))

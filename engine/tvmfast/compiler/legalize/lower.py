@@ -7,7 +7,7 @@ gets wrong for NaN, infinities and signed zeros.
 from functools import partial
 
 import tvm
-from tvm import relax, te, topi
+from tvm import relax, te, tirx, topi
 
 from ...core.compat import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from ...core.protocols import Lookup
@@ -106,20 +106,25 @@ def _power(bb, call):
 def _resize2d(bb, call):
     """Align the corners of a single row or column, too: TVM divides by their number less one.
 
-    Raises an error for float64, which TVM computes in float32.
+    From a dynamic size to a static one, whose quotient TVM takes for a number. Raises an error for float64,
+    which TVM computes in float32.
     """
     attrs = call.attrs
     if str(call.ty.dtype) == "float64":
         raise ValueError("image.resize2d of float64: TVM computes it in float32; resize it as float32")
-    if attrs.coordinate_transformation_mode != "align_corners":
+    is_aligned = attrs.coordinate_transformation_mode == "align_corners"
+    axes = [attrs.layout.index(axis) for axis in "HW"]
+    static = [[isinstance(each.ty.shape[n], tirx.IntImm) for n in axes] for each in (call.args[0], call)]
+    if not is_aligned and not any(after > before for before, after in zip(*static, strict=True)):
         return default(bb, call)
 
     def compute(x, sizes, shape):
+        tests = [size > 1 for size in sizes] if is_aligned else [x.shape[n] > 0 for n in axes]
         return topi.image.resize2d(
             x,
             attrs.roi,
             # A maximum would let TVM 0.27 compute bounds of a float, on which it fails.
-            [te.if_then_else(size > 1, size, 2) for size in sizes],
+            [te.if_then_else(test, size, 2) for test, size in zip(tests, sizes, strict=True)],
             attrs.layout,
             attrs.method,
             attrs.coordinate_transformation_mode,

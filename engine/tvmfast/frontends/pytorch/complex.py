@@ -42,9 +42,18 @@ def _each(function: Callable, *pairs: Pair) -> Pair:
 # ---------------------------------------------------------------- Fourier transforms
 
 
-def _transformed(x: Pair, dim: int, sign: int) -> Pair:
-    """Return the sums of x[j] exp(sign 2 pi i j k / n) along an axis of n elements, for k from 0 to n - 1."""
-    n, dtype = x.real.shape[dim], x.real.dtype
+def _is_mirrored(n: int) -> torch.Tensor:
+    """Return which of n frequencies are their own mirror images, and real for real signals: 0 and n / 2."""
+    return 2 * torch.arange(n) % n == 0
+
+
+def _transformed(x: Any, dim: int, sign: int) -> Pair:
+    """Return the sums of x[j] exp(sign 2 pi i j k / n) along an axis of n elements, for k from 0 to n - 1.
+
+    Of a real tensor those that are real have an imaginary part of 0, also where it has a NaN.
+    """
+    real = _real_of(x)
+    n, dtype = real.shape[dim], real.dtype
     if n > _LONGEST:
         raise ValueError(f"a Fourier transform of {n} numbers; the longest here is {_LONGEST}")
     # Cosine and sine are exactly 0 at their zeros: a product's sign decides between pi and -pi.
@@ -52,15 +61,21 @@ def _transformed(x: Pair, dim: int, sign: int) -> Pair:
     angle = phase.to(torch.float64) * (2 * math.pi / n)
     cos = torch.where(4 * phase % (2 * n) == n, 0.0, torch.cos(angle)).to(dtype)
     sin = torch.where(2 * phase % n == 0, 0.0, torch.sin(angle)).to(dtype) * sign
-    moved = _each(lambda part: part.movedim(dim, -1), x)
-    rows = _matrix_product(_each(lambda part: part.reshape(-1, n), moved), Pair(cos, sin))
-    return _each(lambda part: part.reshape(moved.real.shape).movedim(-1, dim), rows)
+    shape = real.movedim(dim, -1).shape
+
+    def rows(part: torch.Tensor) -> torch.Tensor:
+        return part.movedim(dim, -1).reshape(-1, n)
+
+    if isinstance(x, Pair):
+        sums = _matrix_product(_each(rows, x), Pair(cos, sin))
+    else:
+        sums = Pair(rows(x) @ cos, torch.where(_is_mirrored(n), 0.0, rows(x) @ sin))
+    return _each(lambda part: part.reshape(shape).movedim(-1, dim), sums)
 
 
 def _along(x: Any, dims: list[int], sign: int, normalization: int) -> Pair:
-    x = _pair(x)
-    size = math.prod(x.real.shape[dim] for dim in dims)
-    for dim in dims:
+    size = math.prod(_real_of(x).shape[dim] for dim in dims)
+    for dim in reversed(dims):  # of real numbers along the last one, as in PyTorch
         x = _transformed(x, dim, sign)
     scale = (1.0, size**-0.5, 1 / size)[normalization]
     return _each(lambda part: part * scale, x)
@@ -72,12 +87,16 @@ def _fft_r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: boo
 
 
 def _fft_c2r(x: Pair, dims: list[int], normalization: int, size: int) -> torch.Tensor:
-    """Mirror the first half of the spectrum along the last axis, after transforming the other axes."""
+    """Mirror the first half of the spectrum along the last axis, after transforming the other axes.
+
+    What is its own mirror image is real: its imaginary part is not read.
+    """
     last = dims[-1]
     half = _along(x, dims[:-1], 1, normalization)
     mirrored = _each(lambda part: part.narrow(last, 1, size - size // 2 - 1).flip(last), half)
-    whole = Pair(torch.cat([half.real, mirrored.real], last), torch.cat([half.imag, -mirrored.imag], last))
-    return _along(whole, [last], 1, normalization).real
+    imag = torch.cat([half.imag, -mirrored.imag], last).movedim(last, -1)
+    imag = torch.where(_is_mirrored(size), 0.0, imag).movedim(-1, last)
+    return _along(Pair(torch.cat([half.real, mirrored.real], last), imag), [last], 1, normalization).real
 
 
 # ---------------------------------------------------------------- arithmetic

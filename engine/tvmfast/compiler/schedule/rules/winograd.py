@@ -139,7 +139,8 @@ class Winograd(ScheduleRule):
         m, rows, columns = config.m, config.tile_oh, config.tile_ow
         side = m + 2
         of_input, _, of_output = _TRANSFORMS[m]
-        grid = n, ceildiv(out_h, m * rows), ceildiv(out_w, m * columns)  # blocks of tiles
+        # Blocks of tiles, rounded up in a form in which TVM proves that all rows of the result are in them.
+        grid = n, (out_h - 1) // (m * rows) + 1, (out_w - 1) // (m * columns) + 1
 
         def element(b, ty, tx, i, row, column, r, s, c):
             y, x = (ty * rows + row) * m + r - top, (tx * columns + column) * m + s - left

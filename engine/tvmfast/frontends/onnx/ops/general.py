@@ -75,6 +75,7 @@ def _mean_variance_normalization(n: Node):
 
 
 @converts("Elu", "Selu")
+@in_float32
 def _elu(n: Node):
     """Convert all float dtypes, TVM float32 only, which loses small numbers below 0."""
     # Those of Selu are float32 by specification.

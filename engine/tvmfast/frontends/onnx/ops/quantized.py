@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.relax import op as R
 from tvm.relax.frontend.onnx.onnx_frontend import get_type
 
+from ....core.bounds_check import checked
 from ....core.relax import constant_array
 from ...context import dtype_of, shape_of
 from .node import OF_TVM, Node, converts
@@ -83,9 +84,21 @@ def _centred(n: Node, x: relax.Expr, zero: relax.Expr | None, axis: int) -> rela
 
 def _parameters(n: Node, scale: relax.Expr, zero: relax.Expr | None) -> tuple:
     """Return the scale, the zero point, and their axis, None if there is one of each for the whole tensor."""
-    scale, zero = _single(n, scale), zero if zero is None else _single(n, zero)
+    scale, zero = _single(n, _checked(n, scale)), zero if zero is None else _single(n, zero)
     per_axis = any(x is not None and shape_of(x) for x in (scale, zero))
     return scale, zero, n.get("axis", 1) % n.rank if per_axis else None
+
+
+def _checked(n: Node, scale: relax.Expr) -> relax.Expr:
+    """Check a scale that is an input of the model in each run, as `..quantized.check` does a constant."""
+    if not isinstance(scale, relax.Var) or n.builder.lookup_binding(scale) is not None:
+        return scale
+    x, zero = n.emit(n.cast(scale, "float32")), relax.const(0, "float32")
+    is_right = n.emit(R.logical_and(R.isfinite(x), R.greater(x, zero)))
+    count = n.builder.emit(R.sum(R.astype(R.logical_not(is_right), "int64")))
+    text = f"{n.op}: expected scales that are finite numbers above 0; so many are others: "
+    count = checked(count, [1], text, negative=False, bb=n.builder)
+    return n.builder.emit(R.add(scale, n.emit(n.cast(count, dtype_of(scale)))))
 
 
 def _single(n: Node, x: relax.Expr) -> relax.Expr:

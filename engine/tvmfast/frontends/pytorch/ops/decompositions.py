@@ -318,19 +318,22 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
 def _spread(finish: Callable) -> Callable:
     """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
 
-    `finish` takes the variances and the means, in float64.
+    `finish` takes the variances and the means, in float64. A mean of several elements that is infinite is
+    NaN, as the next element's distance from it is in PyTorch's running mean (Welford, 1962).
     """
 
     def decomposed(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False):
         if x.is_complex():
             return NotImplemented
         dims = list(range(x.ndim)) if dim in (None, []) else dim
-        mean = x.double().mean(dims, True)
-        centred = x.double() - mean
         # a tensor, as it may be dynamic
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
+        # A cast of its own becomes a part of the sum's kernel; one that two kernels read would be stored.
+        mean = (x * 1).double().sum(dims, True) / count
+        centred = x.double() - mean
         degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
         variance = (centred * centred).sum(dims, keepdim) / degrees
+        mean = torch.where((mean.abs() == math.inf) & (count > 1), math.nan, mean)
         results = finish(variance, mean.reshape(variance.shape))
         return pytree.tree_map(lambda each: each.to(x.dtype), results)
 
