@@ -8,13 +8,12 @@ import pytest
 import torch
 import tvm
 from agreement import close, reference
+from old_api import enabled  # noqa: F401 (a fixture)
 from rpc_cluster import Cluster
-from testing import SEED
-from torch import nn
+from testing import SEED, Upward
 from tvm import te
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
-import tvmclassic
 from tvmclassic.auto_scheduler import workload
 from tvmfast.compiler import records
 from tvmfast.profiling import networks
@@ -39,26 +38,8 @@ def matmul_add(n, l, m, dtype):  # noqa: E741
     return [a, b, c, te.compute((n, m), lambda i, j: product[i, j] + c[i, j], name="out")]
 
 
-class Upward(nn.Module):
-    """A kernel with a rule and one without: float32 (1, 4, 6, 6) to (1, 8, 12, 12)."""
-
-    def __init__(self):
-        super().__init__()
-        self.before, self.up = nn.Conv2d(4, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2, groups=2)
-
-    def forward(self, x):
-        return torch.relu(self.up(torch.relu(self.before(x))))
-
-
 @pytest.fixture(autouse=True, scope="module")
-def classic():
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few(classic):
+def few(enabled):  # noqa: F811 (the fixture)
     """A search of few traces, which has the same steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metaschedule, "_POPULATION", 8)

@@ -16,6 +16,7 @@ import torch
 import tvm
 import tvm.relax
 from agreement import close, reference, terms_of
+from old_api import Module, enabled  # noqa: F401 (a fixture)
 from testing import sampled
 from torch.nn import functional as F
 
@@ -27,25 +28,7 @@ from tvmclassic.relay.ops import OPERATORS
 TERMS = 60  # of the longest sums of an operator
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _relay():
-    """The old API, in this module only."""
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
-
-
-class _Relay:
-    """`tvm.relay`, or a module of it, which are there only while the fixture above holds."""
-
-    def __init__(self, name: str = "tvm.relay"):
-        self._name = name
-
-    def __getattr__(self, name):
-        return getattr(importlib.import_module(self._name), name)
-
-
-relay, nn, transform, testing = (_Relay(f"tvm.relay{part}") for part in ("", ".nn", ".transform", ".testing"))
+relay, nn, transform, testing = (Module(f"tvm.relay{part}") for part in ("", ".nn", ".transform", ".testing"))
 
 
 def _arrays() -> dict[str, np.ndarray]:

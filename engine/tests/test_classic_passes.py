@@ -1,6 +1,5 @@
 """Relay's passes: what instruments hear of them, what constant folding changes, and layouts that a script registers."""
 
-import importlib
 import re
 
 import numpy as np
@@ -8,30 +7,11 @@ import onnx
 import pytest
 import tvm
 from agreement import close
+from old_api import Module, enabled  # noqa: F401 (a fixture)
 
-import tvmclassic
 from tvmclassic.relay import rewrites
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _relay():
-    """The old API, in this module only."""
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
-
-
-class _Relay:
-    """`tvm.relay`, or a module of it, which are there only while the fixture above holds."""
-
-    def __init__(self, name: str = "tvm.relay"):
-        self._name = name
-
-    def __getattr__(self, name):
-        return getattr(importlib.import_module(self._name), name)
-
-
-relay, nn, transform = _Relay(), _Relay("tvm.relay.nn"), _Relay("tvm.relay.transform")
+relay, nn, transform = Module(), Module("tvm.relay.nn"), Module("tvm.relay.transform")
 
 
 def network():

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import tvm
+from old_api import Module, enabled  # noqa: F401 (a fixture)
 
-import tvmclassic
 import tvmfast
 from tvmclassic.relay import ir
 from tvmclassic.relay.build import relax_of
@@ -18,25 +18,7 @@ from tvmclassic.relay.build import relax_of
 LEVELS = pytest.mark.parametrize("level", [0, 3])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _relay():
-    """The old API, in this module only."""
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
-
-
-class _Relay:
-    """`tvm.relay`, or a module of it, which are there only while the fixture above holds."""
-
-    def __init__(self, name: str = "tvm.relay"):
-        self._name = name
-
-    def __getattr__(self, name):
-        return getattr(importlib.import_module(self._name), name)
-
-
-relay, qnn = _Relay(), _Relay("tvm.relay.qnn.op")
+relay, qnn = Module(), Module("tvm.relay.qnn.op")
 
 
 def built(body, arrays, level=3, params=None):

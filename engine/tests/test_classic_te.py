@@ -10,20 +10,12 @@ import numpy as np
 import pytest
 import tvm
 from agreement import close
+from old_api import enabled  # noqa: F401 (a fixture)
 from testing import SEED
 from tvm import te, topi
 
-import tvmclassic
 from tvmclassic.te.replay import replay
 from tvmclassic.te.stage import ScheduleError, Unsupported
-
-
-@pytest.fixture(scope="module", autouse=True)
-def enabled():
-    """The old API, for the length of this file."""
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
 
 
 def nest(stmt):

@@ -5,19 +5,11 @@ import pytest
 import tvm
 from agreement import close
 from emulated_gpu import emulate
+from old_api import enabled  # noqa: F401 (a fixture)
 from test_classic_te import addition, chain, f64, loops, matmul, nest, run_script, script_of, values
 from tvm import te
 
-import tvmclassic
 from tvmclassic.te.stage import ScheduleError, Unsupported
-
-
-@pytest.fixture(scope="module", autouse=True)
-def enabled():
-    """The old API, for the length of this file."""
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
 
 
 @pytest.fixture

@@ -10,22 +10,14 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from old_api import enabled  # noqa: F401 (a fixture)
 from testing import SEED
 from tvm import te
 
-import tvmclassic
 from tvmclassic.te.ops import SPATIAL, axes_of, constant, reduced_of
 from tvmclassic.te.stage import ScheduleError
 
 BEHIND, WILD = 64, 1 << 30  # elements, and what those of integers are
-
-
-@pytest.fixture(scope="module", autouse=True)
-def enabled():
-    """The old API, for the length of this file."""
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
 
 
 # ---------------------------------------------------------------- programs: arguments, inputs first, and a reference

@@ -8,30 +8,11 @@ import numpy as np
 import pytest
 import tvm
 from agreement import close
+from old_api import Module, enabled  # noqa: F401 (a fixture)
 
-import tvmclassic
 from tvmclassic.relay import machine
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _relay():
-    """The old API, in this module only."""
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
-
-
-class _Relay:
-    """`tvm.relay`, or a module of it, which are there only while the fixture above holds."""
-
-    def __init__(self, name: str = "tvm.relay"):
-        self._name = name
-
-    def __getattr__(self, name):
-        return getattr(importlib.import_module(self._name), name)
-
-
-relay, nn = _Relay(), _Relay("tvm.relay.nn")
+relay, nn = Module(), Module("tvm.relay.nn")
 
 
 def machine_of(program, params=None):

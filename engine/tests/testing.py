@@ -417,6 +417,17 @@ class SmallNet(nn.Module):
         return self.classify(self.pool(x).flatten(1))
 
 
+class Upward(nn.Module):
+    """A convolution, and a transposed one of groups, which has no rule: float32 (1, 4, 6, 6) to (1, 8, 12, 12)."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.up = nn.Conv2d(4, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2, groups=2)
+
+    def forward(self, x):
+        return torch.relu(self.up(torch.relu(self.before(x))))
+
+
 class Function(nn.Module):
     """A function of tensors as a network."""
 
