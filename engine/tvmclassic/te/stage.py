@@ -60,7 +60,7 @@ class Stage:
         return self.op.name
 
     def __repr__(self):
-        return f"stage({self.name}, {self.loops()})"
+        return f"stage({self.name}, {', '.join(map(name_of, self.leaf_iter_vars))})"
 
     # ------------------------------------------------------------ loops
 
