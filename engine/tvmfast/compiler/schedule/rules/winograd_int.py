@@ -33,6 +33,8 @@ _STAGES = ("patch", "half_transformed", "transformed", _NAME, "half_out")
 _L2 = 256 << 10  # bytes of a core's cache for transformed inputs
 _L2_WEIGHTS = 1 << 20  # bytes of transformed weights that are read repeatedly from there
 _POINTS = {2: (0, 1, -1), 3: (0, 1, -1, 2), 4: (0, 1, -1, 2, -2)}  # and infinity
+_READ = 12  # multiply-adds in the time that one weight takes from main memory
+_TRANSFORM = 16  # multiply-adds in the time that an element of a tile takes to be transformed, in or out
 _LARGEST = 15  # the largest sum of a row of the weights' transform: 128 * 15**2 < 2**15
 
 
@@ -256,13 +258,17 @@ def _exact(conv: Convolution) -> list[int]:
 
 
 def best_tile(workload: Convolution) -> int | None:
-    """Choose the side of the output tiles; None if direct convolution is better."""
+    """Choose the side of the output tiles; None if direct convolution is better.
+
+    Counted for each pair of an input and an output channel: the multiply-adds, the transforms of tiles, and the
+    weights that have to be read.
+    """
     images, (height, width) = workload.data[0], workload.out_size
     outs, ins = workload.weight[:2]
-    costs = {None: 9 * images * height * width}
+    costs = {None: 9 * (images * height * width + _READ)}
     for m in _exact(workload):
-        tiles, size = images * ceildiv(height, m) * ceildiv(width, m), (m + 2) ** 2
-        costs[m] = size * tiles * (1 + 16 * (1 / outs + 1 / ins))
+        tiles = images * ceildiv(height, m) * ceildiv(width, m)
+        costs[m] = (m + 2) ** 2 * (tiles * (1 + _TRANSFORM * (1 / outs + 1 / ins)) + _READ)
     return min(costs, key=costs.get)
 
 
