@@ -21,8 +21,8 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
-from ....core.simd import Simd, fastest_tile, pad_to
-from ..dot import DOTS, tensorize
+from ....core.simd import PLAIN, Simd, fastest_tile, pad_to
+from ..dot import DOTS, Dot, tensorize
 from ..epilogue import block_names, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
@@ -61,7 +61,7 @@ class WinogradInt(ScheduleRule):
         """The tile of outputs, and the tiles whose products are computed together.
 
         Attributes:
-            instruction: A key of `DOTS`, one that reads int16.
+            instruction: A key of `DOTS`, one that reads int16, or PLAIN.
             m: Side of a tile of outputs, F(m x m, 3x3). Searched, as is what follows, as in `winograd`: 2, 3,
                 and 4 for few channels.
             tile_oh: Tiles down in a block of tiles.
@@ -87,11 +87,11 @@ class WinogradInt(ScheduleRule):
         if not isinstance(workload, Convolution) or not workload.blocked or workload.groups != 1:
             return False
         fits = workload.weight[2:] == (3, 3) and workload.strides == workload.dilation == (1, 1)
-        return fits and DOTS[simd.dot].data == "int16" and bool(_exact(workload))
+        return fits and bool(_exact(workload))
 
     def default(self, workload: Convolution, simd: Simd) -> Config | None:
-        """Choose the default config; None if direct convolution is better."""
-        m = best_tile(workload)
+        """Choose the default config; None if direct convolution is better, as with a dot product of bytes."""
+        m = best_tile(workload) if DOTS[simd.dot].data == "int16" else None
         return None if m is None else default_of_tile(workload, m, simd)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
@@ -105,12 +105,12 @@ class WinogradInt(ScheduleRule):
                 if outs % oc or few or not simd.fits(oh * ow, oc):
                     continue
                 blocks = (0, *(b for b in (1, 2, 4) if ceildiv(down, oh) % b == 0))
-                found += [self.Config(simd.dot, m, oh, ow, oc, block) for block in blocks]
+                found += [self.Config(_instruction(simd), m, oh, ow, oc, block) for block in blocks]
         return found
 
     def packed_shape(self, workload: Convolution, config: Config, lanes: int) -> tuple[int, ...]:
         outs, ins = (ceildiv(channels, lanes) for channels in workload.weight[:2])
-        terms = DOTS[config.instruction].terms
+        terms = _of_int16(config.instruction).terms
         return outs, config.m + 2, config.m + 2, ins, lanes // terms, lanes, terms
 
     def packed_dtype(self, config: Config) -> str:
@@ -124,10 +124,10 @@ class WinogradInt(ScheduleRule):
         taps = padded.transpose(0, 4, 2, 3, 1).reshape(outs, 9, -1).astype("float32")  # exact: below 2**24
         transformed = np.kron(g, g).astype("float32") @ taps  # G w Gᵀ, of each pair of channels
         split = transformed.reshape(outs, config.m + 2, config.m + 2, sources, lanes, lanes)
-        return DOTS[config.instruction].pack(split, lanes)
+        return _of_int16(config.instruction).pack(split, lanes)
 
     def compute(self, data, weight, workload: Convolution, config: Config):
-        """Return the sums (N, blocks, OH, OW, x) in int32 of data (N, blocks, H, W, x), uint8, and weights."""
+        """Return the sums (N, blocks, OH, OW, x) in int32 of uint8 data (N, blocks, H, W, x) and weights."""
         n, sources, h, w, lanes = unwrap_ints(data.shape)
         outs, terms = int(weight.shape[0]), int(weight.shape[-1])
         (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size_of(h, w)
@@ -201,9 +201,11 @@ class WinogradInt(ScheduleRule):
         sch.compute_at(_NAME, tx, True)
         vectorize(sch, [yi, xi, c])
         _unroll_all(sch, sch.get_loops("half_out")[-3:])
-        lanes = _products(sch)
+        dot, lanes = _of_int16(config.instruction), int(sch.get(c).extent)
+        _products(sch, dot.apply is not None)
         _inputs(sch, outer)
-        tensorize(sch, f"{_NAME}_update", _modular(config.instruction, lanes), lanes)
+        if dot.apply is not None:
+            tensorize(sch, f"{_NAME}_update", _modular(dot, lanes), lanes)
 
     def loops(self, workload: Convolution, config: Config, lanes: int) -> Loops:
         """Return the sizes of the kernel's loops: a product for each element of a tile of inputs."""
@@ -218,7 +220,7 @@ class WinogradInt(ScheduleRule):
             n=n,
             products=rows * elements,
             rows=images * down * across * elements,
-            k=ceildiv(workload.data[1], DOTS[config.instruction].terms),
+            k=ceildiv(workload.data[1], _of_int16(config.instruction).terms),
             n_tasks=ceildiv(rows, config.block_oh) if config.block_oh else ceildiv(n, config.tile_oc),
             block_m=config.tile_oh,
             n_outer=config.tile_ow,
@@ -260,8 +262,8 @@ def _exact(conv: Convolution) -> list[int]:
 def best_tile(workload: Convolution) -> int | None:
     """Choose the side of the output tiles; None if direct convolution is better.
 
-    Counted for each pair of an input and an output channel: the multiply-adds, the transforms of tiles, and the
-    weights that have to be read.
+    Counted for each pair of an input and an output channel: the multiply-adds, the transforms of tiles, and
+    the weights that have to be read.
     """
     images, (height, width) = workload.data[0], workload.out_size
     outs, ins = workload.weight[:2]
@@ -290,7 +292,7 @@ def default_of_tile(workload: Convolution, m: int, simd: Simd) -> WinogradInt.Co
     if vectors * outs * simd.lanes <= _L2_WEIGHTS and images * rows >= 4:
         most = max(1, min(_L2 // row, rows // 4))
         block_oh = next(b for b in range(most, 0, -1) if rows % b == 0)
-    return WinogradInt.Config(simd.dot, m, tile_oh, tile_ow, tile_oc, block_oh)
+    return WinogradInt.Config(_instruction(simd), m, tile_oh, tile_ow, tile_oc, block_oh)
 
 
 def _transform(matrix, row, element):
@@ -307,30 +309,40 @@ def _transform(matrix, row, element):
     return selected
 
 
-def _modular(instruction: str, lanes: int):
-    """Return an instruction whose sums are modulo 2**32: int32 must not overflow in LLVM's IR."""
-    dot = DOTS[instruction]
+def _instruction(simd: Simd) -> str:
+    """Return the instruction for products of 16 bits, which a CPU with one for products of bytes has, too."""
+    name = simd.dot.replace("vpdpbusd", "vpmaddwd")
+    return name if DOTS[name].data == "int16" else PLAIN
+
+
+def _of_int16(instruction: str) -> Dot:
+    """Return what computes the products."""
+    return replace(DOTS[instruction], data="int16", weight="int16")
+
+
+def _modular(dot: Dot, lanes: int) -> Dot:
+    """Return an instruction with sums modulo 2**32; those of int32 must not overflow, in LLVM's terms."""
 
     def apply(sums, data, weights):
         products = dot.apply(T.broadcast(T.int32(0), lanes), data, weights)
         return sums + T.reinterpret(f"uint32x{lanes}", products)
 
-    return replace(dot, name=f"{instruction} modular", sums="uint32", apply=apply)
+    return replace(dot, name=f"{dot.name} modular", sums="uint32", apply=apply)
 
 
-def _products(sch) -> int:
-    """Schedule the matrix products of one block of tiles and channels; return the lanes of a register."""
+def _products(sch, tensorized: bool):
+    """Schedule the matrix products of one block of tiles and channels."""
     stored = sch.cache_write(_NAME, 0, "local")
     k, p, q, row, column, c, i, ii, t = sch.get_loops(_NAME)[-9:]
-    lanes = int(sch.get(c).extent)
-    sch.reorder(p, q, i, ii, row, column, k, c, t)
+    sch.reorder(p, q, i, ii, *((row, column, k, c, t) if tensorized else (t, row, column, k, c)))
     sch.reverse_compute_at(stored, q, True)
     vectorize(sch, sch.get_loops(stored)[-4:])
+    if not tensorized:
+        sch.vectorize(c)
     for loop in (row, column, k):
         sch.unroll(loop)
     init = sch.decompose_reduction(_NAME, i)
     vectorize(sch, sch.get_loops(init)[-4:])
-    return lanes
 
 
 def _inputs(sch, outer):
