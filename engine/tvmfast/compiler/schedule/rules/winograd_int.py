@@ -133,8 +133,7 @@ class WinogradInt(ScheduleRule):
         (top, left, _, _), (out_h, out_w) = workload.padding, workload.out_size_of(h, w)
         m, rows, columns, by = config.m, config.tile_oh, config.tile_ow, transforms(config.m)
         side, zero = m + 2, tirx.const(workload.zero, "uint8")
-        # Blocks of tiles, rounded up in a form in which TVM proves that all rows of the result are in them.
-        grid = n, (out_h - 1) // (m * rows) + 1, (out_w - 1) // (m * columns) + 1
+        grid = n, ceildiv(out_h, m * rows), ceildiv(out_w, m * columns)
 
         def element(b, ty, tx, i, row, column, r, s, c):
             y, x = (ty * rows + row) * m + r - top, (tx * columns + column) * m + s - left
@@ -350,15 +349,14 @@ def _inputs(sch, outer):
     if outer is not None:
         sch.compute_at("transformed", outer, True)
     b, ty, tx, p, q, i, row, column, c = sch.get_loops("transformed")[-9:]
-    is_dynamic = any(not isinstance(sch.get(loop).extent, tirx.IntImm) for loop in (ty, tx))
-    sch.reorder(*((b, i, ty, tx) if is_dynamic else (b, ty, tx, i)), row, column, p, q, c)
+    sch.reorder(b, ty, tx, i, row, column, p, q, c)
     for name in ("half_transformed", "patch"):
         sch.compute_at(name, column, True)
         sch.set_scope(name, 0, "local")
         _unroll_all(sch, sch.get_loops(name)[-3:])
     _unroll_all(sch, [p, q, c])
-    if outer is None:  # the index of fused dynamic loops takes TVM long to simplify
-        parallel(sch, [b, i] if is_dynamic else [b, ty, tx, i])
+    if outer is None:
+        parallel(sch, [b, ty, tx, i])
 
 
 def _unroll_all(sch, loops):
