@@ -21,7 +21,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
-from ....core.simd import PLAIN, Simd, fastest_tile, pad_to
+from ....core.simd import Simd, fastest_tile, pad_to
 from ..dot import DOTS, Dot, tensorize
 from ..epilogue import block_names, parallel, vectorize
 from ..rule import Loops, ScheduleRule
@@ -105,7 +105,7 @@ class WinogradInt(ScheduleRule):
                 if outs % oc or few or not simd.fits(oh * ow, oc):
                     continue
                 blocks = (0, *(b for b in (1, 2, 4) if ceildiv(down, oh) % b == 0))
-                found += [self.Config(_instruction(simd), m, oh, ow, oc, block) for block in blocks]
+                found += [self.Config(simd.pairs, m, oh, ow, oc, block) for block in blocks]
         return found
 
     def packed_shape(self, workload: Convolution, config: Config, lanes: int) -> tuple[int, ...]:
@@ -291,7 +291,7 @@ def default_of_tile(workload: Convolution, m: int, simd: Simd) -> WinogradInt.Co
     if vectors * outs * simd.lanes <= _L2_WEIGHTS and images * rows >= 4:
         most = max(1, min(_L2 // row, rows // 4))
         block_oh = next(b for b in range(most, 0, -1) if rows % b == 0)
-    return WinogradInt.Config(_instruction(simd), m, tile_oh, tile_ow, tile_oc, block_oh)
+    return WinogradInt.Config(simd.pairs, m, tile_oh, tile_ow, tile_oc, block_oh)
 
 
 def _transform(matrix, row, element):
@@ -306,12 +306,6 @@ def _transform(matrix, row, element):
             total = term if total is None else total + term if factor > 0 else total - term
         selected = total if selected is None else tirx.Select(row == index, total, selected)
     return selected
-
-
-def _instruction(simd: Simd) -> str:
-    """Return the instruction for products of 16 bits, which a CPU with one for products of bytes has, too."""
-    name = simd.dot.replace("vpdpbusd", "vpmaddwd")
-    return name if DOTS[name].data == "int16" else PLAIN
 
 
 def _of_int16(instruction: str) -> Dot:
