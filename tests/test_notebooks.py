@@ -158,6 +158,11 @@ def test_the_map_has_every_lesson():
     assert [lesson.name for lesson in lessons.LESSONS] == [path.stem for path in LESSONS]
 
 
+def test_the_side_bar_shows_whole_names():
+    """At its width at the start JupyterLab cuts the longest ones; no setting widens it. tests/ui measures it."""
+    assert [path.name for path in LESSONS if len(path.name) > 28] == []
+
+
 def test_the_readme_shows_the_map_and_the_times_of_00():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     notebook = json.loads(LESSONS[0].read_text(encoding="utf-8"))

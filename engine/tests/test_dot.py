@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from testing import sampled, without
+from testing import of_integers, sampled, without
 from tvm import relax, tirx
 from tvm.relax import op as R
 
@@ -137,7 +137,7 @@ def test_sums_of_a_convolution_are_exact(rng, level, case):
     wanted = convolved(x.astype("int64") - zero, weight, strides, padding, dilation)
     wanted = wanted * 2.0 ** np.arange(-3, outs - 3).clip(-3, 3).reshape(-1, 1, 1)
     np.testing.assert_array_equal(result(lib, x.astype("float32") - zero), wanted)
-    assert level == 0 or [*lib.kernels.family].count("dot_conv") == 1
+    assert level == 0 or of_integers(lib) == 1
 
 
 DEPTHWISE = {  # channels, size, window, strides, padding, dilation, zero point and dtype
@@ -230,14 +230,14 @@ def test_a_network_computes_what_its_operators_do_and_keeps_bytes_between_them(r
     # A sum next to a half may be rounded to the other side: a step of the scale 0.05 in one of 9 pixels.
     assert np.abs(got - wanted).max() < 0.01 * np.abs(wanted).max()
     families = [*fused.kernels.family]
-    assert families.count("dot_conv") == 5 and families.count("dot_matmul") == 1
+    assert of_integers(fused) == 5 and families.count("dot_matmul") == 1
     blocked = [each for node in fused.graph["nodes"] for each in node["makes"] if len(each["shape"]) == 5]
     assert {each["dtype"] for each in blocked[:-2]} == {"uint8"}  # all but the mean and what it reads
 
 
 def test_a_network_names_the_instruction_of_this_cpu(rng):
     lib = Network((1, 16, 8, 8), rng)(lambda net, x: net.conv(net.qdq(x, 0.1), 16))
-    (config,) = lib.kernels.config[lib.kernels.family == "dot_conv"]
+    (config,) = lib.kernels.config[lib.kernels.family != "default"]
     assert config["instruction"] == simd_of(machine.host_target()).dot
 
 
@@ -251,7 +251,7 @@ def test_each_cpu_gets_its_instruction(rng, name):
         return net.matmul(net.qdq(net.mean(x, [2, 3]), 0.1), net.weight(net.integers((32, 64)), 0.01))
 
     lib = Network((1, 32, 14, 14), rng)(body, target=target)
-    used = lib.kernels[lib.kernels.family.str.startswith("dot_")]
+    used = lib.kernels[lib.kernels.family.str.startswith(("dot_", "winograd_int"))]
     assert len(used) == 2 and {config["instruction"] for config in used.config} == {name}
     for kernel in used.index:
         lines = [line for line in lib.source(kernel, "asm").splitlines() if mnemonic in line]
@@ -323,7 +323,7 @@ def test_sums_of_a_convolution_of_lines_are_exact(rng, level, case):
     wanted = convolved(padded[:, :, None], whole, 1, 0, 1)[:, :, 0, ::strides]
     wanted = np.maximum(wanted + np.arange(outs)[:, None], 0)
     np.testing.assert_array_equal(result(lib, x.astype("float32") - zero), wanted)
-    assert level == 0 or case == "depthwise" or [*lib.kernels.family].count("dot_conv") == 1
+    assert level == 0 or case == "depthwise" or of_integers(lib) == 1
 
 
 PADS = {  # the mode, the value, the zero point, and whether integers hold the padding exactly
@@ -358,4 +358,4 @@ def test_a_padded_tensor_stays_in_bytes_if_they_hold_the_padding(rng, level, dty
         wanted = np.einsum("nchwyx,ocyx->nohw", windows, weight.astype("float64"))
     np.testing.assert_allclose(result(lib, floats.astype("float32")), wanted, rtol=1e-5, atol=1e-2)
     if level and np.isfinite(value):
-        assert stays == ("dot_conv" in [*lib.kernels.family])
+        assert stays == (of_integers(lib) == 1)

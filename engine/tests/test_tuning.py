@@ -711,7 +711,12 @@ def test_records_by_another_instruction_are_not_used():
     )
     for measured_for, used in ((other, False), (target, True)):
         of_each = tasks(mod, params, json.loads(measured_for))
-        found = [records.new_record(each.workload, measured_for, each.space[-1], (1e-3,)) for each in of_each]
+        dot = simd_of(tvm.target.Target(json.loads(measured_for))).dot
+        last = [[config for config in each.space if config["instruction"] == dot][-1] for each in of_each]
+        found = [
+            records.new_record(each.workload, measured_for, config, (1e-3,))
+            for each, config in zip(of_each, last, strict=True)
+        ]
         lib = tvmfast.build(mod, params, json.loads(target), records=found)
         assert ("none for this network" in lib.tuned) != used
         assert {config.get("instruction") for config in lib.kernels.config} - {None} == {"vpmaddwd 512"}

@@ -325,6 +325,11 @@ def inner_loops(assembly: str, instruction: str) -> list[list[str]]:
     return [loop for loop in loops if any(instruction in line for line in loop)]
 
 
+def of_integers(lib) -> int:
+    """How many kernels of a network are convolutions of 8-bit integers, by either of the rules that have no tiles."""
+    return sum(family in ("dot_conv", "winograd_int") for family in lib.kernels.family)
+
+
 def without(*sets: str) -> dict:
     """This machine's target without instruction sets that the CPU may have."""
     from tvmfast.core import machine

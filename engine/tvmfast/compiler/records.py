@@ -361,9 +361,9 @@ class ConfigLookup:
         self._exact, self._near = {}, {}  # by workload
         self._asked = set()
         target = machine.target_json(target)
-        dot = simd_of_key(target).dot
+        simd = simd_of_key(target)
         for (workload, measured_for), record in best(records).items():
-            if record.config.get("instruction", dot) != dot:
+            if record.config.get("instruction", simd.dot) not in (simd.dot, simd.pairs):
                 continue  # of integers, by what this target lacks
             if _any_system(measured_for) == _any_system(target):
                 self._exact[workload] = record

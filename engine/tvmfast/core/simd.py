@@ -37,6 +37,12 @@ class Simd:
     dot: str = field(default=PLAIN, compare=False, repr=False)
     tiles: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def pairs(self) -> str:
+        """The instruction for products of 16 bits, a key of `schedule.dot.DOTS`: VNNI comes with another."""
+        name = self.dot.replace("vpdpbusd", "vpmaddwd")
+        return name if "pmaddwd" in name else PLAIN
+
     def fits(self, rows: int, blocks: int) -> bool:
         """Return whether a tile fits: accumulators, a vector of weights per block, and the inputs."""
         return rows * blocks + blocks + self.inputs <= self.registers

@@ -29,6 +29,7 @@ class Dot:
         terms: The products that it adds to a lane.
         apply: Makes the new sums of the sums, the data, repeated for each lane, and the weights; None: no
             instruction, a product for each lane.
+        sums: The dtype of the sums: "int32", or "uint32" where they are meant modulo 2**32.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Dot:
     weight: str
     terms: int
     apply: Callable | None = None
+    sums: str = "int32"
 
     def pack(self, weight: np.ndarray, lanes: int) -> np.ndarray:
         """Pack weights (…, I, O), of which I is the multiple of `terms`, into (…, I / terms, O, terms)."""
@@ -111,13 +113,13 @@ def tensorize(sch: Schedule, block, dot: Dot, lanes: int) -> None:
 
 def _intrinsic(dot: Dot, lanes: int) -> tuple:
     """Return what an instruction computes, and the code for it."""
-    terms, data, weight, apply = dot.terms, dot.data, dot.weight, dot.apply
+    terms, data, weight, apply, sums = dot.terms, dot.data, dot.weight, dot.apply, dot.sums
 
     @T.prim_func(s_tir=True)
     def computes(
         A: T.Buffer((terms,), data, offset_factor=1),
         B: T.Buffer((lanes, terms), weight, offset_factor=1),
-        C: T.Buffer((lanes,), "int32", offset_factor=1, scope="local"),
+        C: T.Buffer((lanes,), sums, offset_factor=1, scope="local"),
     ):
         with T.sblock("root"):
             T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])
@@ -131,7 +133,7 @@ def _intrinsic(dot: Dot, lanes: int) -> tuple:
     def code(
         A: T.Buffer((terms,), data, offset_factor=1),
         B: T.Buffer((lanes, terms), weight, offset_factor=1),
-        C: T.Buffer((lanes,), "int32", offset_factor=1, scope="local"),
+        C: T.Buffer((lanes,), sums, offset_factor=1, scope="local"),
     ):
         with T.sblock("root"):
             T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])

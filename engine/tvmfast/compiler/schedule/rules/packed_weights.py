@@ -59,8 +59,9 @@ def as_float(value, depth):
     """Return the weight of an input channel, float32 and without its scale, given its integer or its word."""
     if value.dtype == "int8":
         return value.astype("float32")
-    # Unsigned, as Relax's `call_te` would make an int32 that is shifted by a part of an index an int64.
-    up = tirx.const(28, "uint32") - (depth % WORD).astype("uint32") * tirx.const(4, "uint32")
+    # Unsigned, as Relax's `call_te` would make an int32 that is shifted by a part of an index an int64. 7 ^ k
+    # is 7 - k, of which TVM 0.27 makes (0 - k) + 7 if k is a number, and fails: no unsigned one is below 0.
+    up = ((depth % WORD).astype("uint32") ^ tirx.const(WORD - 1, "uint32")) * tirx.const(4, "uint32")
     high = tirx.reinterpret("int32", value.astype("uint32") << up)
     return (high >> tirx.const(28, "int32")).astype("float32")
 
