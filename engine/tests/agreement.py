@@ -31,6 +31,7 @@ _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
 _SUMS = _PRODUCTS | {_aten.convolution, _aten.sum, _aten.mean, _aten.cumsum, torch.ops.prims.sum}
 _HALVES = (torch.float16, torch.bfloat16)
 _FFT = {_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c}
+_RESIZED = {_aten._upsample_bilinear2d_aa, _aten._upsample_bicubic2d_aa}
 # Operators of several steps, each of which rounds.
 _STEPS = {getattr(_aten, name) for name in (
     "addmv", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
@@ -217,6 +218,8 @@ class _Double(TorchDispatchMode):
         elif packet in _FFT:
             terms = math.prod(args[0].shape[axis] for axis in args[1])
             sizes = torch.maximum(sizes, sizes.square().mean().sqrt())
+        elif packet in _RESIZED:  # sums whose terms may cancel
+            sizes = torch.maximum(sizes, packet(args[0].abs(), *args[1:], **kwargs).abs())
         result.terms = terms
         error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms), cast)
         if result.is_complex():

@@ -10,7 +10,7 @@ from agreement import close, reference
 from emulated_amx import SETS, functions, target, tiles  # noqa: F401 (a fixture)
 from test_dot import Network, convolved, residual
 from test_half import families, rounded
-from testing import inner_loops
+from testing import inner_loops, unlimited
 from torch import nn
 
 import tvmfast
@@ -251,6 +251,7 @@ def forget():
     machine.instruction_sets.cache_clear()
 
 
+@unlimited
 @pytest.mark.parametrize("allowed", [True, False])
 def test_the_cpu_has_tiles_if_linux_allows_them(forget, monkeypatch, allowed):
     monkeypatch.setattr(machine, "_read", lambda path: "flags\t: avx512f amx_bf16 avx512_bf16 amx_tile amx_int8\n")

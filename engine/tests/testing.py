@@ -89,6 +89,10 @@ def pytest_sessionstart(session):
 _LIMITS = {"avx2": "avx512|avxvnni|amx", "avx512-no-vnni": "avx512vnni|avx512bf16|avx512fp16|avxvnni|amx"}
 
 
+# Of tests that ask what the CPU has, or have another process build for it.
+unlimited = pytest.mark.skipif("TESTS_LIMIT" in os.environ, reason="TESTS_LIMIT holds in the processes of tests alone")
+
+
 def _limit_target(limit: str) -> None:
     from tvmfast.core import machine
 
