@@ -77,7 +77,7 @@ def _transformed(x: Any, dim: int, sign: int) -> Pair:
 def _along(x: Any, dims: list[int], sign: int, normalization: int) -> Pair:
     """Transform along axes, the last one first, as PyTorch does.
 
-    Of a real tensor, sums that are real have an imaginary part of 0 after each axis, where others have a NaN, too.
+    Sums that are real, of a real tensor, have an imaginary part of 0 after each axis, whatever is infinite.
     """
     is_real = isinstance(x, _OfReal | torch.Tensor)
     x = x.real if isinstance(x, _OfReal) else x
