@@ -321,6 +321,17 @@ def test_transforms_of_several_axes_keep_real_sums_real():
     assert not got[:, 0, ::2, 1].any()
 
 
+@pytest.mark.parametrize("shape", [(2, 5), (3, 4)])
+def test_transforms_of_real_numbers_that_pytorch_makes_complex(shape):
+    def function(x):
+        complexes = torch.fft.fft2(x), torch.fft.ifftn(x), torch.fft.ifft(x, dim=0)
+        return torch.fft.irfft(x), torch.fft.irfft2(x), torch.fft.hfft(x), *map(torch.view_as_real, complexes)
+
+    x = torch.randn(shape)
+    for got, wanted in zip(build(Function(function), x)(x.numpy()), function(x.double()), strict=True):
+        close(got, wanted, terms=16)
+
+
 def test_complex_numbers_are_refused_where_tvm_would_meet_them():
     with pytest.raises(ValueError, match=r"it returns complex numbers, which TVM lacks; return torch\.view_as_real"):
         tvmfast.from_pytorch(Function(torch.fft.rfft).eval(), {"x": (4,)})

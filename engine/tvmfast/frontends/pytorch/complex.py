@@ -80,7 +80,7 @@ def _along(x: Any, dims: list[int], sign: int, normalization: int) -> Pair:
     Sums that are real, of a real tensor, have an imaginary part of 0 after each axis, whatever is infinite.
     """
     is_real = isinstance(x, _OfReal | torch.Tensor)
-    x = x.real if isinstance(x, _OfReal) else x
+    x = x.real if isinstance(x, _OfReal) and dims else x
     shape = _real_of(x).shape
     size, mirrored = math.prod(shape[dim] for dim in dims), None
     for dim in reversed(dims):
