@@ -319,6 +319,26 @@ def test_what_is_real_in_a_spectrum_stays_so_beside_nan():
     close(signal, torch.fft.irfft(torch.view_as_complex(spectrum.nan_to_num(0).double())), terms=16)
 
 
+def test_transforms_of_several_axes_keep_real_sums_real():
+    """The sums of all, and of each second, overflow to -inf; no NaN comes of infinity times a sine of 0."""
+    x = np.full((2, 3, 4), -3e38, "float32")
+    network = Function(lambda x: torch.view_as_real(torch.fft.fftn(x)))
+    got = build(network, torch.from_numpy(x))(x)
+    assert got[0, 0, 0].tolist() == [-math.inf, 0.0]
+    assert not got[:, 0, ::2, 1].any()
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3, 4)])
+def test_transforms_of_real_numbers_that_pytorch_makes_complex(shape):
+    def function(x):
+        complexes = torch.fft.fft2(x), torch.fft.ifftn(x), torch.fft.ifft(x, dim=0)
+        return torch.fft.irfft(x), torch.fft.irfft2(x), torch.fft.hfft(x), *map(torch.view_as_real, complexes)
+
+    x = torch.randn(shape)
+    for got, wanted in zip(build(Function(function), x)(x.numpy()), function(x.double()), strict=True):
+        close(got, wanted, terms=16)
+
+
 def test_complex_numbers_are_refused_where_tvm_would_meet_them():
     with pytest.raises(ValueError, match=r"it returns complex numbers, which TVM lacks; return torch\.view_as_real"):
         tvmfast.from_pytorch(Function(torch.fft.rfft).eval(), {"x": (4,)})
@@ -354,6 +374,17 @@ def test_linear_algebra(function):
     condition = np.linalg.cond(x @ x.mT + torch.eye(7)).max()
     for got, wanted in zip(lib(x.numpy(), y.numpy()), network(x, y), strict=True):
         close(got, wanted, terms=7, scale=condition * np.abs(wanted.numpy()).max())
+
+
+def test_a_factor_of_cholesky_as_far_as_it_goes():
+    """Of the half that is asked for; from the first pivot on that is not positive, what is given."""
+    x = torch.tensor([[4.0, 2, 6, 1], [8, -5, 3, 9], [2, 3, 7, 5], [6, 9, 1, 3]])
+    network = Function(lambda x: (*torch.linalg.cholesky_ex(x), *torch.linalg.cholesky_ex(x, upper=True)))
+    for got, wanted in zip(build(network, x)(x.numpy()), network(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+    x = torch.tensor([[4.0, 2], [0, 5]])
+    upper = Function(lambda x: torch.linalg.cholesky(x, upper=True))
+    np.testing.assert_array_equal(build(upper, x)(x.numpy()), [[2, 1], [0, 2]])
 
 
 @pytest.mark.parametrize(

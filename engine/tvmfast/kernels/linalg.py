@@ -76,7 +76,8 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n), of which the lower half is read, into L and its transpose.
 
     The kernel writes L and the 1-based index of the first row that shows that the matrix is not
-    positive-definite, or 0, int32 (count,).
+    positive-definite, or 0, int32 (count,). From that column on L has what is given, but the pivot
+    that is not positive: so LAPACK's potf2 leaves it.
     """
 
     @T.prim_func(s_tir=True)
@@ -97,12 +98,15 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                         total[0] = given[b, i, j]
                         for k in range(j):
                             total[0] = total[0] - a[b, i, k] * a[b, j, k]
-                        if i != j:
+                        if T.And(info[b] != 0, j + 1 >= info[b]):
+                            a[b, i, j] = given[b, i, j]
+                        elif i != j:
                             a[b, i, j] = total[0] / a[b, j, j]
-                        else:
-                            if T.And(info[b] == 0, T.Not(total[0] > T.Cast(dtype, 0))):
-                                info[b] = i + 1
+                        elif total[0] > T.Cast(dtype, 0):
                             a[b, i, i] = T.sqrt(total[0])
+                        else:
+                            info[b] = i + 1
+                            a[b, i, i] = total[0]
 
     return kernel
 

@@ -23,11 +23,15 @@ class Pair(NamedTuple):
     imag: Any
 
 
+class _OfReal(Pair):
+    """A real tensor and zeros."""
+
+
 def _pair(x: Any) -> Pair:
     if isinstance(x, Pair):
         return x
     if isinstance(x, torch.Tensor):
-        return Pair(x, torch.zeros_like(x))
+        return _OfReal(x, torch.zeros_like(x))
     return Pair(complex(x).real, complex(x).imag)
 
 
@@ -48,10 +52,7 @@ def _is_mirrored(n: int) -> torch.Tensor:
 
 
 def _transformed(x: Any, dim: int, sign: int) -> Pair:
-    """Return the sums of x[j] exp(sign 2 pi i j k / n) along an axis of n elements, for k from 0 to n - 1.
-
-    Of a real tensor those that are real have an imaginary part of 0, also where it has a NaN.
-    """
+    """Return the sums of x[j] exp(sign 2 pi i j k / n) along an axis of n elements, for k from 0 to n - 1."""
     real = _real_of(x)
     n, dtype = real.shape[dim], real.dtype
     if n > _LONGEST:
@@ -69,14 +70,25 @@ def _transformed(x: Any, dim: int, sign: int) -> Pair:
     if isinstance(x, Pair):
         sums = _matrix_product(_each(rows, x), Pair(cos, sin))
     else:
-        sums = Pair(rows(x) @ cos, torch.where(_is_mirrored(n), 0.0, rows(x) @ sin))
+        sums = Pair(rows(x) @ cos, rows(x) @ sin)
     return _each(lambda part: part.reshape(shape).movedim(-1, dim), sums)
 
 
 def _along(x: Any, dims: list[int], sign: int, normalization: int) -> Pair:
-    size = math.prod(_real_of(x).shape[dim] for dim in dims)
-    for dim in reversed(dims):  # of real numbers along the last one, as in PyTorch
+    """Transform along axes, the last one first, as PyTorch does.
+
+    Sums that are real, of a real tensor, have an imaginary part of 0 after each axis, whatever is infinite.
+    """
+    is_real = isinstance(x, _OfReal | torch.Tensor)
+    x = x.real if isinstance(x, _OfReal) and dims else x
+    shape = _real_of(x).shape
+    size, mirrored = math.prod(shape[dim] for dim in dims), None
+    for dim in reversed(dims):
         x = _transformed(x, dim, sign)
+        if is_real:
+            own = _is_mirrored(shape[dim]).reshape(-1, *[1] * (len(shape) - 1 - dim % len(shape)))
+            mirrored = own if mirrored is None else mirrored & own
+            x = Pair(x.real, torch.where(mirrored, 0.0, x.imag))
     scale = (1.0, size**-0.5, 1 / size)[normalization]
     return _each(lambda part: part * scale, x)
 
@@ -178,7 +190,8 @@ def _filled(operator: Any) -> Callable:
 def _copied(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Pair | torch.Tensor:
     """Copy; to a real dtype PyTorch drops the imaginary part, with a warning."""
     if dtype is None or dtype.is_complex:
-        return _each(lambda part: part.to(_real(dtype)) if dtype else part.clone(), _pair(x))
+        pair = _pair(x)
+        return type(pair)(*_each(lambda part: part.to(_real(dtype)) if dtype else part.clone(), pair))
     return (x.real != 0) | (x.imag != 0) if dtype == torch.bool else x.real.to(dtype)
 
 

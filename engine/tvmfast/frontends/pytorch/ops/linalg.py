@@ -84,7 +84,7 @@ def _inverse(a: Tensor, checks: str = "") -> tuple[Tensor, Tensor]:
 
 
 def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
-    factor, info = aten.linalg_cholesky_ex.default(a)
+    factor, info = aten.linalg_cholesky_ex.default(a.mT if upper else a)  # which reads the lower half
     wanted = "linalg.cholesky: expected a positive-definite matrix, got one that is not, as shows in row "
     factor = factor + torch.ops.tvmfast.required(info, wanted).to(a.dtype).unsqueeze(-1).unsqueeze(-1)
     return factor.mT if upper else factor
@@ -93,7 +93,7 @@ def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
 def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     if not upper:
         return NotImplemented
-    factor, info = aten.linalg_cholesky_ex.default(a)
+    factor, info = aten.linalg_cholesky_ex.default(a.mT)
     return factor.mT, info
 
 
