@@ -222,6 +222,19 @@ def test_resizing_float64(compile_function, rng):
     close(compile_function(resized, [x])(x), reference(resized, x))
 
 
+def test_reductions_of_nothing(compile_function):
+    def reduced(x):
+        none = x[:, :0]
+        return (
+            *(each(of, *dims) for each in (torch.any, torch.all) for of in (none, none > 0, none.byte()) for dims in
+              ((), (1,), (-1, True))),
+            *(none.mean(), none.mean(1), none.mean((0, 1), keepdim=True), none.sum(1), none.prod()),
+        )  # fmt: skip
+
+    x = torch.ones(3, 2)
+    close(compile_function(reduced, [x])(x), reference(reduced, x))
+
+
 def test_powers(compile_function, rng, capfd):
     """Powers agree, and TVM does not warn of them."""
 

@@ -5,7 +5,7 @@ of operators that need more than that.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -142,13 +142,27 @@ def _of_floats(operator: Callable) -> Callable:
     return decomposed
 
 
+def of_nothing(x: Tensor, dims: Sequence[int], keepdim: bool, value: float, dtype: Any) -> Tensor | None:
+    """Return a reduction's value for no elements, in its result's shape; None if there are some, or may be.
+
+    TVM starts from the dtype's least number, divides by 0, or refuses.
+    """
+    axes = {dim % x.ndim for dim in dims} if x.ndim else set()
+    if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
+        return None
+    shape = [1 if axis in axes else n for axis, n in enumerate(x.shape) if keepdim or axis not in axes]
+    return torch.full(shape, value, dtype=dtype)
+
+
 def _any(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """Reduce as PyTorch does; TVM returns the largest element, and has no `any` over all axes."""
+    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
+    dtype = torch.uint8 if x.dtype == torch.uint8 else torch.bool
+    if (none := of_nothing(x, dims, keepdim, False, dtype)) is not None:
+        return none
     if x.dtype == torch.bool and dim is not None:
         return NotImplemented
-    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
-    result = aten.any.dims(x.to(torch.bool), dims, keepdim)
-    return result.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
+    return aten.any.dims(x.to(torch.bool), dims, keepdim).to(dtype)
 
 
 def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:

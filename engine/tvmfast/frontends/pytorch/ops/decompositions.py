@@ -16,7 +16,7 @@ from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 from ..partial_update import select_scatter
-from ..type_promotion import OF_MIXED_TYPES, with_exact_scalars
+from ..type_promotion import OF_MIXED_TYPES, of_nothing, with_exact_scalars
 from .indexing import INDEXING
 from .linalg import LINALG
 from .recurrent import RECURRENT
@@ -239,6 +239,12 @@ def _preserve(*_: Any, **__: Any) -> Any:
 
 
 # ---------------------------------------------------------------- sums, products and norms
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    dims = [*range(x.ndim)] if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    none = of_nothing(x, dims, keepdim, math.nan, dtype or x.dtype)
+    return NotImplemented if none is None else none
 
 
 def _addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -544,6 +550,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
+    **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean),
     aten.addbmm.default: _addbmm,
     aten.addmm.default: _sum_with_product(torch.mm),
     aten.baddbmm.default: _sum_with_product(torch.bmm),
