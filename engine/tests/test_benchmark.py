@@ -346,7 +346,7 @@ def test_a_decoder_with_its_cache_computes_what_a_whole_sequence_gives(small_dec
         close(logits, wanted[:, n : n + 1].numpy(), terms=128)
 
 
-@pytest.mark.parametrize("peer", ["TVM", "pytorch", "onnxruntime", "openvino", "plain", "pipeline"])
+@pytest.mark.parametrize("peer", ["TVM", "pytorch", "onnxruntime", "openvino"])
 def test_each_runtime_keeps_the_cache_and_begins_again_when_it_is_full(small_decoder, peer, tmp_path, rng):
     if peer == "openvino":
         pytest.importorskip("openvino", reason="openvino is not installed")
@@ -372,7 +372,7 @@ def test_each_runtime_keeps_the_cache_and_begins_again_when_it_is_full(small_dec
 def test_decoding_and_a_small_network_are_measured_by_name(small_decoder, quick, tmp_path, name):
     quick.setitem(networks.DECODERS, "tiny_gpt2_step", (1, 32, 4, 100, 5))
     quick.setitem(benchmark._RUNTIMES, "TVM", benchmark._tvm)
-    peers = "pytorch", "onnxruntime", "plain"
+    peers = "pytorch", "onnxruntime"
     code, lines, rows = bench_to(tmp_path / "figures.json", name, "--against", ",".join(peers))
     assert code == 0 and [*rows] == [(name, runtime) for runtime in ("TVM", *peers)]
     assert any(line.startswith(f"{name} ") for line in lines)

@@ -109,7 +109,8 @@ def test_the_group_is_removed_after_a_kill(tmp_path, number):
     )
     command = [sys.executable, "-c", code, str(root), quotas._REMOVE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert groups(root) == [Path(process.stdout.readline().strip())]
+        made = Path(process.stdout.readline().strip())
+        assert groups(root) == [made]
         process.send_signal(number)
         assert process.wait() == -number
     limit = time.monotonic() + 120

@@ -118,7 +118,8 @@ def bench(
     for option, value, least in (("--threads", threads, 0), ("--batch", batch, 1), ("--busy", busy, 0)):
         if value < least:
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
-    if quota and not quotas.LEAST <= quota <= (most := os.cpu_count() or 1):
+    most = os.cpu_count() or 1
+    if quota and not quotas.LEAST <= quota <= most:
         raise typer.BadParameter(
             f"expected 0 for none, or {quotas.LEAST} to {most}, got {quota}", param_hint="--quota"
         )

@@ -76,8 +76,8 @@ def run(
     Args:
         nets: Networks with their inputs, one array each, by name; or names that `networks.load` knows, which
             get random inputs. One with `inputs` and `state`, such as `networks.Decoding`, gets a token, and
-            one position after the other. TVM, ONNX Runtime and OpenVINO write into its caches; PyTorch,
-            "plain" and "pipeline" make new ones in each call.
+            one position after the other. TVM, ONNX Runtime and OpenVINO write into its caches, PyTorch makes
+            new ones in each call, and TVM's own importer, for "plain" and "pipeline", does not take it.
         against: Peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "openvino" (float32),
             "untuned" (TVM without tuning records), "plain" (`tvm.compile` as called), "pipeline" (the same
             with TVM's pipeline for CPUs, which folds and fuses); `check` knows all names.
@@ -243,7 +243,7 @@ def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Call
     target = machine.host_target()
     # TVM's pipeline for its search, without trials: it fuses, applies the records, and packs the weights.
     apply = relax.pipeline.static_shape_tuning_pipeline(0, target, records, cpu_weight_prepack=True)
-    return _on_virtual_machine(tvm.compile(apply(_exported(net, x)), target=target), net)
+    return _on_virtual_machine(tvm.compile(apply(_exported(net, x)), target=target))
 
 
 def _first(net: torch.nn.Module, call: Callable, x: np.ndarray) -> np.ndarray:
@@ -282,7 +282,7 @@ def _tvm_compile(net, x, folder, cpu_pipeline=False):
     start = clock.perf_counter()
     pipeline = relax.get_default_pipeline(target) if cpu_pipeline else "default"
     executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
-    return _on_virtual_machine(executable, net), clock.perf_counter() - start
+    return _on_virtual_machine(executable), clock.perf_counter() - start
 
 
 def _exported(net, x):
@@ -298,15 +298,9 @@ def _at_positions(net, call):
     return lambda x: call(x, next(positions))
 
 
-def _on_virtual_machine(executable, net):
+def _on_virtual_machine(executable):
     main = relax.VirtualMachine(executable, tvm.cpu())["main"]
-    caches = [tvm.runtime.tensor(cache.numpy()) for cache in networks.caches(net)]
-
-    def call(*xs):
-        result, *caches[:] = main(*map(tvm.runtime.tensor, xs), *caches)
-        return result.numpy()
-
-    return _at_positions(net, call)
+    return lambda x: main(tvm.runtime.tensor(x))[0].numpy()
 
 
 def _pytorch(net, x, folder):
@@ -362,7 +356,7 @@ def _onnxruntime(net, x, folder):
         binding.bind_cpu_input("data", x)
         binding.bind_cpu_input("position", position)
         session.run_with_iobinding(binding)
-        return binding.get_outputs()[0].numpy()
+        return binding.get_outputs()[0].numpy().copy()
 
     return _at_positions(net, call), spent
 
