@@ -3,6 +3,7 @@
 How fast anything is, is never asserted.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -17,8 +18,8 @@ import psutil
 import pytest
 import torch
 import tvm
-from agreement import close
-from testing import QUICK, SmallNet
+from agreement import close, reference
+from testing import QUICK, Function, SmallNet
 from torch import nn
 from typer.testing import CliRunner
 
@@ -27,7 +28,7 @@ from tvmfast.compiler.schedule import pairs
 from tvmfast.compiler.schedule.dot import DOTS
 from tvmfast.core import machine
 from tvmfast.core.simd import PLAIN, simd_of
-from tvmfast.profiling import benchmark, networks, peak
+from tvmfast.profiling import benchmark, networks, peak, quotas
 
 NETWORKS, RUNTIMES = ("small", "coarse" if QUICK else "squeezenet1_1"), ("TVM", "pytorch", "onnxruntime")
 
@@ -86,8 +87,9 @@ def test_the_file_says_what_ran_where(run):
     _, report = run
     assert set(report) == {"machine", "results"}
     machine = report["machine"]
-    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions", "busy_processes"}
+    assert set(machine) == {"cpu", "threads", "isa", "peak_gflops", "versions", "busy_processes", "quota"}
     assert machine["threads"] == 1 and machine["busy_processes"] == 0 and machine["peak_gflops"] > 0
+    assert machine["quota"] is None
     assert machine["versions"]["torch"] == torch.__version__.split("+")[0]
     assert machine["versions"]["onnxruntime"] == onnxruntime.__version__
     rows = report["results"]
@@ -103,7 +105,7 @@ def test_the_figures_agree(run):
     for name in NETWORKS:
         rows = {row["runtime"]: row for row in report["results"] if row["network"] == name}
         for row in rows.values():
-            assert row["p95_ms"] >= row["median_ms"] > 0 and row["iqr_ms"] >= 0
+            assert row["p95_ms"] >= row["median_ms"] > 0 and row["iqr_ms"] >= 0 and row["mean_ms"] > 0
             # Of the same numbers as the file has them, in another order.
             assert row["tvm_ratio"] == pytest.approx(rows["TVM"]["median_ms"] / row["median_ms"])
             assert row["gflops"] * row["median_ms"] == pytest.approx(rows["TVM"]["gflops"] * rows["TVM"]["median_ms"])
@@ -124,7 +126,9 @@ def test_the_table_shows_them(run):
     for line, row in zip(lines[first : first + 6], report["results"], strict=True):
         assert line.startswith(row["network"]) == (row["runtime"] == "TVM")
         cells = line.split()[-9:]
-        assert cells[:4] == [row["runtime"], *(f"{row[key]:.2f}" for key in ("median_ms", "p95_ms", "tvm_ratio"))]
+        assert cells[0] == row["runtime"] and cells[3] == f"{row['tvm_ratio']:.2f}"
+        for cell, key in zip(cells[1:3], ("median_ms", "p95_ms"), strict=True):
+            assert float(cell) == pytest.approx(row[key], abs=0.0051 if row[key] > 0.99 else 5.1e-5)
         assert cells[5] == f"{row['difference']:.1e}"
     for peer, line in zip(RUNTIMES[1:], lines[first + 7 :], strict=False):
         ratios = [row["tvm_ratio"] for row in report["results"] if row["runtime"] == peer]
@@ -189,7 +193,7 @@ def test_a_network_that_tvm_cannot_build_costs_its_row(quick, tmp_path):
     assert_failed(rows["small", "TVM"], next(line for line in lines if line.startswith("small")))
     other = rows["small", "pytorch"]
     assert other["error"] is None and other["tvm_ratio"] is None and other["median_ms"] > 0
-    assert lines[-1].split()[:4] == ["pytorch", f"{other['median_ms']:.2f}", f"{other['p95_ms']:.2f}", "—"]
+    assert lines[-1].split()[:4] == ["pytorch", *(benchmark._ms(other[key]) for key in ("median_ms", "p95_ms")), "—"]
 
 
 def test_a_network_that_a_peer_cannot_take_costs_its_row(quick, tmp_path):
@@ -240,6 +244,10 @@ def test_a_difference_is_relative_to_the_largest_magnitude():
     assert benchmark._difference(np.array([1e-9, 0.0]), np.zeros(2)) is None
 
 
+def test_times_of_microseconds_have_four_digits():
+    assert [*map(benchmark._ms, (0.01234, 0.99, 1.234, 123.456))] == ["0.0123", "0.9900", "1.23", "123.46"]
+
+
 # ---------------------------------------------------------------- other networks, and OpenVINO
 
 
@@ -269,6 +277,108 @@ def test_networks_may_be_given_with_their_inputs(quick):
         assert row["error"] is None and row["difference"] < 1e-6
         assert row["input"] == [3, 4] and row["weights"] is None
         assert row["gflops"] * row["median_ms"] == pytest.approx(3 * 2 * 4 * 2 / 1e6)
+
+
+@pytest.fixture
+def under_quota(quick):
+    """`quotas.limited` notes its arguments, and whether it is entered; quotas of this machine are left alone."""
+    noted = SimpleNamespace(inside=False, cores=[])
+
+    @contextlib.contextmanager
+    def limited(cores):
+        noted.cores.append(cores)
+        noted.inside = True
+        yield
+        noted.inside = False
+
+    quick.setattr(quotas, "limited", limited)
+    return noted
+
+
+def test_a_quota_limits_the_timed_calls_alone(quick, under_quota, tmp_path):
+    seen, compare, popen = [], benchmark.measure.compare, benchmark.subprocess.Popen
+
+    def note(what, call):
+        return lambda *args, **options: seen.append((what, under_quota.inside)) or call(*args, **options)
+
+    quick.setattr(benchmark.measure, "compare", note("timed", compare))
+    quick.setattr(benchmark.subprocess, "Popen", note("busy", popen))
+    quick.setitem(benchmark._RUNTIMES, "TVM", note("built", benchmark._pytorch))
+    args = "small", "--against", "pytorch", "--quota", 0.5, "--busy", 1
+    code, lines, _ = bench_to(tmp_path / "figures.json", *args)
+    assert code == 0 and under_quota.cores == [0.5, 0.5]  # the first sees whether it can be set
+    assert seen == [("built", False), ("busy", False), ("timed", True)] and not under_quota.inside
+    assert "with a quota of 0.5 cores" in " ".join(lines)
+    assert json.loads((tmp_path / "figures.json").read_text())["machine"]["quota"] == 0.5
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system binds no process to CPUs")
+def test_cores_bind_the_process_and_leave_a_thread_for_each(quick, under_quota):
+    set_to, seen = [], []
+    quick.setattr(os, "sched_setaffinity", lambda process, cpus: set_to.append(cpus))
+    quick.setattr(commands, "set_tvm_threads", lambda cores, threads: seen.append((cores, threads)))
+    quick.setattr(machine, "usable_cores", lambda: 3)
+    quick.setenv("TVM_NUM_THREADS", "4")
+    quick.setenv("TVM_BIND_THREADS", "")
+    quick.setattr(benchmark, "run", lambda *args, **options: {"results": []})
+    for args in (["--cores", "0, 1"], ["--quota", "0.5"], ["--cores", "0", "--threads", "5"], []):
+        assert bench("small", *args).exit_code == 0
+    assert set_to == [[0, 1], [0]] and seen == [(3, 3), (1, 1), (3, 5)]
+    assert os.environ["TVM_BIND_THREADS"] == "0"
+
+
+@pytest.fixture
+def small_decoder(quick):
+    quick.setitem(networks.DECODERS, "gpt2_step", (2, 32, 4, 100, 5))
+
+
+def test_a_decoder_with_its_cache_computes_what_a_whole_sequence_gives(small_decoder, rng):
+    net, tokens = networks.load("gpt2_step").double(), torch.from_numpy(rng.integers(100, size=(1, 5)))
+    x = net.embed(tokens) + net.places(torch.arange(5))
+    for qkv, out, hidden in net.blocks:
+        q, k, v = (each.unflatten(-1, (4, 8)).transpose(1, 2) for each in qkv(x).chunk(3, -1))
+        x = x + out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + hidden(x)
+    wanted = (net.norm(x) @ net.embed.weight.T).detach()
+    cache = [each.double() for each in networks.caches(net)]
+    for n in range(5):
+        logits, *cache = net(tokens[:, n : n + 1], torch.tensor([n]), *cache)
+        close(logits, wanted[:, n : n + 1].numpy(), terms=128)
+
+
+@pytest.mark.parametrize("peer", ["TVM", "pytorch", "onnxruntime", "openvino"])
+def test_each_runtime_keeps_the_cache_and_begins_again_when_it_is_full(small_decoder, peer, tmp_path, rng):
+    if peer == "openvino":
+        pytest.importorskip("openvino", reason="openvino is not installed")
+    net = networks.load("gpt2_step")
+    make = {**benchmark._RUNTIMES, "TVM": benchmark._tvm}[peer]
+    tokens = rng.integers(100, size=(7, 1, 1))
+    call, _ = make(net, tokens[0], tmp_path)
+    got = np.stack([call(token) for token in tokens])
+
+    def steps(tokens):
+        logits, caches = [], [each.to(net.norm.weight.dtype) for each in networks.caches(net)]
+        for n, token in enumerate(tokens):
+            result, *caches = net(token, torch.tensor([n % 5]), *caches)
+            logits.append(result)
+        return torch.stack(logits)
+
+    whole = Function(steps)
+    whole.net = net
+    close(got, reference(whole.eval(), torch.from_numpy(tokens)))
+
+
+@pytest.mark.parametrize("name", ["gpt2_step", "tiny_gpt2_step", "mlp_64"])
+def test_decoding_and_a_small_network_are_measured_by_name(small_decoder, quick, tmp_path, name):
+    quick.setitem(networks.DECODERS, "tiny_gpt2_step", (1, 32, 4, 100, 5))
+    quick.setitem(benchmark._RUNTIMES, "TVM", benchmark._tvm)
+    peers = "pytorch", "onnxruntime"
+    code, lines, rows = bench_to(tmp_path / "figures.json", name, "--against", ",".join(peers))
+    assert code == 0 and [*rows] == [(name, runtime) for runtime in ("TVM", *peers)]
+    assert any(line.startswith(f"{name} ") for line in lines)
+    for row in rows.values():
+        assert row["error"] is None and row["difference"] < 1e-5 and row["gflops"] > 0
+        assert row["weights"] == "seeded" and row["input"] == ([1, 64] if name == "mlp_64" else [1, 1])
 
 
 SMALL_BERT = {
@@ -336,6 +446,13 @@ def test_a_package_that_is_not_installed_is_named_before_any_work(monkeypatch, a
         (["--threads", "-1"], "Invalid value for --threads: expected 0 or more, got -1"),
         (["--batch", "0"], "Invalid value for --batch: expected 1 or more, got 0"),
         (["--busy", "-1"], "Invalid value for --busy: expected 0 or more, got -1"),
+        (["--quota", "-1"], f"Invalid value for --quota: expected 0 for none, or 0.01 to {os.cpu_count()}, got -1.0"),
+        (["--quota", "0.001"], f"expected 0 for none, or 0.01 to {os.cpu_count()}, got 0.001"),
+        (["--quota", "nan"], f"expected 0 for none, or 0.01 to {os.cpu_count()}, got nan"),
+        (["--quota", "1000"], f"expected 0 for none, or 0.01 to {os.cpu_count()}, got 1000.0"),
+        (["--cores", "0;1"], "Invalid value for --cores: expected numbers with commas such as 0,1; got '0;1'"),
+        (["--cores", "4000"], "cores: cannot stay on [4000] ("),
+        (["gpt2_step", "--batch", "2"], "gpt2_step writes one text: expected a batch of 1, got 2"),
         (["--seconds", "0"], "Invalid value for --seconds: expected a number above 0, got 0.0"),
         (["--seconds", "nan"], "Invalid value for --seconds: expected a number above 0, got nan"),
         (["--seconds", "inf"], "Invalid value for --seconds: expected a number above 0, got inf"),

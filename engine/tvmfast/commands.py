@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from .core import data, kernel_cache, machine
 from .core.compat import set_tvm_threads, without_torch
+from .profiling import quotas
 
 app = typer.Typer(
     help="Compile networks with TVM, time and tune them.",
@@ -68,7 +70,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="Names of torchvision's classifiers (in the course, all that tn.models.load knows), "
-            "lstm_256 and, where the package transformers is installed, bert_base, bert_base_512, gpt2 and "
+            "lstm_256, mlp_64, gpt2_step and tiny_gpt2_step (a token, with a cache of those before it) and, "
+            "where the package transformers is installed, bert_base, bert_base_512, gpt2 and "
             "whisper_tiny_encoder; none: resnet18.",
             show_default=False,
         ),
@@ -81,7 +84,12 @@ def bench(
             "with commas."
         ),
     ] = "pytorch,onnxruntime",
-    threads: Annotated[int, typer.Option(help="Threads of each; 0: TVM_NUM_THREADS, else all cores.")] = 0,
+    threads: Annotated[
+        int,
+        typer.Option(
+            help="Threads of each; 0: TVM_NUM_THREADS, else all cores, of which a quota leaves some."
+        ),
+    ] = 0,
     batch: Annotated[int, typer.Option(help="Pictures or texts in an input.")] = 1,
     seconds: Annotated[float, typer.Option(help="Timed seconds for each.")] = 2.0,
     records: Annotated[
@@ -89,6 +97,12 @@ def bench(
         typer.Option(exists=True, help="Tuning records for TVM; none: those that tvmfast ships."),
     ] = None,
     busy: Annotated[int, typer.Option(help="Processes that compute beside them all the time.")] = 0,
+    quota: Annotated[
+        float, typer.Option(help="Cores whose time they may use, such as 0.5, by a cgroup of Linux; 0: all.")
+    ] = 0.0,
+    cores: Annotated[
+        str, typer.Option(help="The CPUs to stay on, the busy processes too, such as 0,1; none: all.")
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, callback=writable, help="Write the figures to this file too."),
@@ -104,17 +118,28 @@ def bench(
     for option, value, least in (("--threads", threads, 0), ("--batch", batch, 1), ("--busy", busy, 0)):
         if value < least:
             raise typer.BadParameter(f"expected {least} or more, got {value}", param_hint=option)
-    if threads > 0:
-        set_tvm_threads(machine.usable_cores(), threads)  # before TVM starts them
+    most = os.cpu_count() or 1
+    if quota and not quotas.LEAST <= quota <= most:
+        raise typer.BadParameter(
+            f"expected 0 for none, or {quotas.LEAST} to {most}, got {quota}", param_hint="--quota"
+        )
+    if cpus := _cpus(cores):
+        try:
+            machine.stay_on(cpus)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    if threads or cpus or quota:
+        usable = max(1, min(machine.usable_cores(), int(quota) if quota else machine.usable_cores()))
+        set_tvm_threads(usable, threads or min(usable, machine.threads()))  # before TVM starts them
     from .profiling import benchmark  # for speed: --help loads nothing
 
     names, peers = _distinct(networks or ["resnet18"]), _distinct(against.split(","))
     source = find_networks()
     try:
-        benchmark.check(names, peers, source)
+        benchmark.check(names, peers, source, batch, quota)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    report = benchmark.run(names, peers, batch, seconds, typer.echo, records or None, busy, source)
+    report = benchmark.run(names, peers, batch, seconds, typer.echo, records or None, busy, source, quota)
     if out is not None:
         data.atomic_write(out, json.dumps(report, indent=1))
     if any(row["runtime"] == "TVM" and row["error"] for row in report["results"]):
@@ -210,17 +235,12 @@ def serve(
     """
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected 1 or more, got {threads}", param_hint="--threads")
-    if not all(core.strip().isdigit() for core in cores.split(",") if cores):
-        raise typer.BadParameter(
-            f"expected numbers with commas such as 0,1; got {cores!r}", param_hint="--cores"
-        )
+    cpus = _cpus(cores)
     with without_torch():
         from .tuning import server  # for speed: --help loads nothing
 
     try:
-        server.serve(
-            tracker, key, host, port, name, threads, [int(c) for c in cores.split(",") if cores], typer.echo
-        )
+        server.serve(tracker, key, host, port, name, threads, cpus, typer.echo)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -242,6 +262,15 @@ def tracker(
         tracker.run(host, port, typer.echo)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _cpus(text: str) -> list[int]:
+    """Return the numbers of an option such as 0,1; none for an empty one."""
+    if not all(cpu.strip().isdigit() for cpu in text.split(",") if text):
+        raise typer.BadParameter(
+            f"expected numbers with commas such as 0,1; got {text!r}", param_hint="--cores"
+        )
+    return [int(cpu) for cpu in text.split(",") if text]
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -112,6 +112,23 @@ def _read(path: Path) -> str:
         return ""
 
 
+def stay_on(cpus: list[int]) -> None:
+    """Run on these CPUs only, by Linux's numbers, as do threads and processes that start from now on.
+
+    TVM would bind its threads to others, so that these are left unbound. Raises ValueError for CPUs that this
+    process may not use, and on other systems.
+    """
+    try:
+        os.sched_setaffinity(0, cpus)
+    except (OSError, AttributeError) as error:
+        allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ["none"]
+        known = ", ".join(map(str, allowed))
+        raise ValueError(
+            f"cores: cannot stay on {cpus} ({error}); those that this process may use: {known}"
+        ) from None
+    os.environ["TVM_BIND_THREADS"] = "0"
+
+
 def threads() -> int:
     """Return the number of threads of TVM's kernels: TVM_NUM_THREADS, or `usable_cores()` if not a number."""
     setting = os.environ.get("TVM_NUM_THREADS", "")

@@ -9,5 +9,6 @@ diverge    `diverge`, the first value of a network that is wrong. Its parts: ste
 measure    `compare`, the timing of several functions in one run
 peak       the machine's FLOP/s and memory bandwidth
 profiler   `profile`, the time of each kernel; memory
+quotas     a CPU quota for this process, for the benchmark
 trace      `trace_build`, what each pass changed and how long it took
 """

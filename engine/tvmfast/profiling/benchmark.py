@@ -6,6 +6,7 @@ compared with PyTorch. If a runtime fails on a network, only that row is lost: t
 
 import contextlib
 import functools
+import itertools
 import statistics
 import subprocess
 import sys
@@ -29,23 +30,34 @@ from tvm.relax.frontend.torch import from_exported_program
 from ..compiler.build import build
 from ..core import errors, machine
 from ..frontends.pytorch.importer import from_pytorch
-from . import measure, networks, peak
+from . import measure, networks, peak, quotas
 
 _WIDTH = 100  # columns of the terminal
 
 
-def check(names: Sequence[str], against: Sequence[str], source: Any = networks) -> None:
-    """Raise ValueError for a network or a peer that `run` does not take; the message lists those it takes."""
+def check(
+    names: Sequence[str],
+    against: Sequence[str],
+    source: Any = networks,
+    batch: int = 1,
+    quota: float = 0.0,
+) -> None:
+    """Raise ValueError for what `run` does not take, or cannot do here; the message says what it takes."""
     unknown = [peer for peer in against if peer not in _PEERS]
     if unknown:
         raise ValueError(f"unknown peer {', '.join(map(repr, unknown))}; there are {', '.join(_PEERS)}")
     if "openvino" in against and find_spec("openvino") is None:
         raise ValueError("the peer openvino is not installed: pip install openvino")
     for name in names:
-        if name in networks.SEQUENCES:
+        if name in networks.DECODERS and batch != 1:
+            raise ValueError(f"{name} writes one text: expected a batch of 1, got {batch}")
+        if name in networks.OTHERS:
             networks.require_installed(name)
         else:
             source.require_pictures(name)
+    if quota:
+        with quotas.limited(quota):
+            pass  # it can be set here
 
 
 def run(
@@ -57,12 +69,15 @@ def run(
     records: Any = None,
     busy: int = 0,
     source: Any = networks,
+    quota: float = 0.0,
 ) -> dict:
     """Measure networks, and print a table with `echo`, the rows of each network at once.
 
     Args:
         nets: Networks with their inputs, one array each, by name; or names that `networks.load` knows, which
-            get random inputs.
+            get random inputs. One with `inputs` and `state`, such as `networks.Decoding`, gets a token, and
+            one position after the other. TVM, ONNX Runtime and OpenVINO write into its caches, PyTorch makes
+            new ones in each call, and TVM's own importer, for "plain" and "pipeline", does not take it.
         against: Peers: "pytorch" (eager), "compile" (torch.compile), "onnxruntime", "openvino" (float32),
             "untuned" (TVM without tuning records), "plain" (`tvm.compile` as called), "pipeline" (the same
             with TVM's pipeline for CPUs, which folds and fuses); `check` knows all names.
@@ -71,6 +86,8 @@ def run(
         echo: Prints a text.
         records: As for `tn.build`.
         busy: Processes that compute beside the timed ones, each without a pause.
+        quota: Cores whose time the timed calls may use, such as 0.5, in a cgroup (see `quotas.limited`):
+            neither builds nor busy processes are limited. 0: all.
         source: A module whose `load` makes the networks of pictures instead, such as `models`.
 
     Returns:
@@ -92,23 +109,24 @@ def run(
         f"measured FMA peak {here['peak_gflops']:.0f} GFLOP/s"
         + ("" if isinstance(nets, Mapping) else f", batch {batch}")
         + (f", beside {busy} busy {'process' if busy == 1 else 'processes'}" if busy else "")
+        + (f", with a quota of {quota:g} cores" if quota else "")
     )
     echo(f"{textwrap.fill(head, _WIDTH)}\n\n{_head()}")
 
     def make(name: str) -> tuple[torch.nn.Module, np.ndarray]:
         if isinstance(nets, Mapping):
             return nets[name]
-        net = (networks if name in networks.SEQUENCES else source).load(name)
+        net = (networks if name in networks.OTHERS else source).load(name)
         return net, _input(net, (batch, *net.input_shape[1:]))
 
     results = []
     for name in nets:
-        rows = _measure(name, make, against, seconds, here["peak_gflops"], records, busy)
+        rows = _measure(name, make, against, seconds, here["peak_gflops"], records, busy, quota)
         results += rows
         echo("\n".join(_line(row, "" if i else name) for i, row in enumerate(rows)))
     if len(nets) > 1 and against:
         echo("\n".join(["", *(_summary(peer, results) for peer in against)]))
-    return {"machine": here | {"busy_processes": busy}, "results": results}
+    return {"machine": here | {"busy_processes": busy, "quota": quota or None}, "results": results}
 
 
 def describe_machine() -> dict:
@@ -136,7 +154,7 @@ def count_flops(net: torch.nn.Module, x: torch.Tensor) -> int:
     backend, it consists of matrix products.
     """
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        net(x)
+        net(*networks.arguments(net, x))
     return counter.get_total_flops()
 
 
@@ -161,6 +179,7 @@ def _measure(
     peak_gflops: float,
     records: Any,
     busy: int,
+    quota: float,
 ) -> list[dict]:
     """Return the rows of a network: TVM's, and one for each peer."""
     rows = {
@@ -169,7 +188,7 @@ def _measure(
     }
     try:
         net, x = make(name)
-        wanted, flops = _on_numpy(net)(x), len(x) * count_flops(net, torch.from_numpy(x[:1]))
+        wanted, flops = _first(net, _on_numpy(net), x), len(x) * count_flops(net, torch.from_numpy(x[:1]))
     except Exception as error:  # without PyTorch's result there is nothing to compare the others with
         return [row | {"error": _reason(error)} for row in rows.values()]
     candidates = {}
@@ -179,17 +198,18 @@ def _measure(
             try:
                 more = {"records": records} if records is not None and runtime == "TVM" else {}
                 call, build_s = _RUNTIMES[runtime](net, x, Path(folder), **more)
-                row |= {"difference": _difference(call(x), wanted), "build_s": build_s}
+                row |= {"difference": _difference(_first(net, call, x), wanted), "build_s": build_s}
                 candidates[runtime] = call
             except Exception as error:  # any error concerns this runtime alone
                 row["error"] = _reason(error)
-        with _busy(busy):
+        with _busy(busy), quotas.limited(quota) if quota else contextlib.nullcontext():
             timings = measure.compare(candidates, x, seconds=seconds) if candidates else measure.Comparison()
     for runtime, timing in timings.items():
         gflops = flops / timing.median / 1e9
         rows[runtime] |= {
             "median_ms": timing.median * 1e3,
             "iqr_ms": timing.iqr * 1e3,
+            "mean_ms": timing.mean * 1e3,
             "p95_ms": float(np.percentile(timing.seconds, 95)) * 1e3,
             "tvm_ratio": timings["TVM"].median / timing.median if "TVM" in timings else None,
             "gflops": gflops or None,  # torch's counter knows no LSTM
@@ -226,6 +246,11 @@ def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Call
     return _on_virtual_machine(tvm.compile(apply(_exported(net, x)), target=target))
 
 
+def _first(net: torch.nn.Module, call: Callable, x: np.ndarray) -> np.ndarray:
+    """Return the first result; of a network with a cache the first three, which read it."""
+    return np.stack([call(x) for _ in range(3)]) if hasattr(net, "state") else call(x)
+
+
 def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:
     """Return the largest difference, relative to the largest magnitude; None if that is 0.
 
@@ -245,9 +270,11 @@ def _reason(error: Exception) -> str:
 
 
 def _tvm(net, x, folder, records=None):
-    mod, params = from_pytorch(net, {"data": (x.shape, str(x.dtype))})
+    state = getattr(net, "state", None)
+    mod, params = from_pytorch(net, net.inputs if state else {"data": (x.shape, str(x.dtype))})
     start = clock.perf_counter()
-    return build(mod, params, records=records), clock.perf_counter() - start
+    lib = build(mod, params, records=records, state=state)
+    return _at_positions(net, lib), clock.perf_counter() - start
 
 
 def _tvm_compile(net, x, folder, cpu_pipeline=False):
@@ -259,7 +286,16 @@ def _tvm_compile(net, x, folder, cpu_pipeline=False):
 
 
 def _exported(net, x):
-    return from_exported_program(torch.export.export(net, (torch.from_numpy(x),)))
+    return from_exported_program(torch.export.export(net, networks.arguments(net, torch.from_numpy(x))))
+
+
+def _at_positions(net, call):
+    """Make a function of the token of `call(token, position)`: one row of the cache after the other."""
+    caches = networks.caches(net)
+    if not caches:
+        return call
+    positions = itertools.cycle(np.arange(caches[0].shape[-2])[:, None])
+    return lambda x: call(x, next(positions))
 
 
 def _on_virtual_machine(executable):
@@ -275,18 +311,25 @@ def _compile(net, x, folder):
     if lacks := machine.torch_compile_lacks():
         raise RuntimeError(lacks)
     torch.compiler.reset()  # after some networks of one class, it would stop compiling them
-    call = _on_numpy(torch.compile(net, dynamic=False))
+    compiled = torch.compile(net, dynamic=False)
+    call = _on_numpy(net, compiled)
     start = clock.perf_counter()
     call(x)
-    return call, clock.perf_counter() - start
+    spent = clock.perf_counter() - start
+    return (_on_numpy(net, compiled) if hasattr(net, "state") else call), spent  # from position 0 on
 
 
-def _on_numpy(net):
-    def call(x):
+def _on_numpy(net, compiled=None):
+    caches, run = networks.caches(net), compiled or net
+
+    def call(*xs):
         with torch.inference_mode():
-            return net(torch.from_numpy(x)).numpy()
+            result = run(*map(torch.from_numpy, xs), *caches)
+            if caches:
+                result, *caches[:] = result
+            return result.numpy()
 
-    return call
+    return _at_positions(net, call)
 
 
 def _onnxruntime(net, x, folder):
@@ -299,11 +342,28 @@ def _onnxruntime(net, x, folder):
     options.add_free_dimension_override_by_name("N", len(x))  # the others know the shape too
     start = clock.perf_counter()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    return lambda x: session.run(None, {"data": x})[0], clock.perf_counter() - start
+    spent = clock.perf_counter() - start
+    if not (caches := networks.caches(net)):
+        return lambda x: session.run(None, {"data": x})[0], spent
+    binding, held = session.io_binding(), []
+    binding.bind_output("logits")
+    for name, cache in zip(net.state, caches, strict=True):
+        held.append(onnxruntime.OrtValue.ortvalue_from_numpy(cache.numpy()))
+        binding.bind_ortvalue_input(name, held[-1])
+        binding.bind_ortvalue_output(f"{name}_next", held[-1])  # in place: a row that `position` masks
+
+    def call(x, position):
+        binding.bind_cpu_input("data", x)
+        binding.bind_cpu_input("position", position)
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()[0].numpy().copy()
+
+    return _at_positions(net, call), spent
 
 
 def _openvino(net, x, folder):
     import openvino  # for speed: only where it is a peer
+    from openvino._offline_transformations import apply_make_stateful_transformation  # for speed: the same
 
     file = folder / "openvino.onnx"
     networks.export_onnx(net, file, x.shape, torch.from_numpy(x).dtype)
@@ -315,10 +375,13 @@ def _openvino(net, x, folder):
     start = clock.perf_counter()
     core = openvino.Core()
     model = core.read_model(file)
-    model.reshape(list(x.shape))
+    if hasattr(net, "state"):
+        apply_make_stateful_transformation(model, {name: f"{name}_next" for name in net.state})
+    else:
+        model.reshape(list(x.shape))
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     spent = clock.perf_counter() - start
-    return lambda x: request.infer(x, share_inputs=True)[0], spent
+    return _at_positions(net, lambda *xs: request.infer([*xs], share_inputs=True)[0]), spent
 
 
 _PEERS: dict[str, Callable] = {
@@ -333,13 +396,17 @@ _PEERS: dict[str, Callable] = {
 _RUNTIMES: dict[str, Callable] = {"TVM": _tvm, **_PEERS}
 
 
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.{2 if milliseconds >= 0.995 else 4}f}"
+
+
 def _interval(ends: tuple[float, float]) -> str:
     return " " + "-".join(f"{end:.{2 if end < 9.995 else 0}f}" for end in ends)
 
 
 _COLUMNS = {  # of the table, after network and runtime: head, width, format
-    "median_ms": ("median ms", 10, "{:.2f}".format),
-    "p95_ms": ("95 % ms", 8, "{:.2f}".format),
+    "median_ms": ("median ms", 10, _ms),
+    "p95_ms": ("95 % ms", 8, _ms),
     "tvm_ratio": ("TVM / it", 9, "{:.2f}".format),
     "tvm_interval": ("interval", 10, _interval),
     "difference": ("differs", 8, "{:.1e}".format),
@@ -347,7 +414,7 @@ _COLUMNS = {  # of the table, after network and runtime: head, width, format
     "peak_share": ("peak", 5, "{:.0%}".format),
     "build_s": ("build s", 8, "{:.1f}".format),
 }
-_FACTS = ("weights", "input", "iqr_ms", *_COLUMNS, "error")
+_FACTS = ("weights", "input", "iqr_ms", "mean_ms", *_COLUMNS, "error")
 
 
 def _head() -> str:

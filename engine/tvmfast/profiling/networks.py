@@ -1,12 +1,14 @@
-"""Networks by name, with seeded weights: torchvision's classifiers, an LSTM, and transformers.
+"""Networks by name, with seeded weights: torchvision's classifiers, transformers, an LSTM, an MLP, a decoder.
 
-Those are made by the package transformers, where it is installed. Seeded weights are random but fixed, and
-the statistics of batch norm come from one fixed batch, so that the activations are as large as a trained
-network's and folding batch norm has something to fold.
+Transformers are made by the package of that name, where it is installed. The decoder is GPT-2 as it writes a
+text, a token at a time. Seeded weights are random but fixed, and the statistics of batch norm come from one
+fixed batch, so that the activations are as large as a trained network's and folding batch norm has something
+to fold.
 """
 
 import difflib
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -15,6 +17,9 @@ from pathlib import Path
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..core.specs import parse_inputs
 
 SEED = 20170812
 _WHISPER_TINY = {
@@ -32,8 +37,14 @@ TRANSFORMERS: dict[str, tuple[str, dict, str, str, str, tuple[int, ...]]] = {
         *("input_features", (1, 80, 3000)),
     ),
 }
+# GPT-2, and a small one, a token at a time: layers, width, heads, tokens that it knows, rows of its cache.
+DECODERS: dict[str, tuple[int, int, int, int, int]] = {
+    "gpt2_step": (12, 768, 12, 50257, 128),
+    "tiny_gpt2_step": (4, 192, 6, 1024, 128),
+}
 LSTM = "lstm_256"  # 32 steps of 256 units
-SEQUENCES = (*TRANSFORMERS, LSTM)
+MLP = "mlp_64"  # three layers of 64 units, for a single row
+OTHERS = (*TRANSFORMERS, *DECODERS, LSTM, MLP)  # than networks of pictures
 
 
 @functools.cache
@@ -43,17 +54,18 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> nn.Module:
-    """Make a network of `names()` or `SEQUENCES`, in evaluation mode.
+    """Make a network of `names()` or `OTHERS`, in evaluation mode.
 
     Returns:
         A module with the attributes `weights_kind`, "seeded", and `input_shape`, the shape of its only input.
         If it reads tokens, int64, their number is the attribute `vocabulary`; else the input is float32.
+        Those of `DECODERS` also read a position and caches: see `Decoding`.
 
     Raises:
         ValueError: The name is unknown; the message offers near ones.
     """
-    if name in SEQUENCES:
-        return _sequence(name)
+    if name in OTHERS:
+        return _other(name)
     require_pictures(name)
     return classifier(name)
 
@@ -71,8 +83,8 @@ def require_known(name: str, known: Sequence[str], listing: str) -> None:
 
 
 def require_installed(name: str) -> None:
-    """Raise ValueError if the package that makes a network of `SEQUENCES` is not installed."""
-    if name != LSTM and find_spec("transformers") is None:
+    """Raise ValueError if the package that makes a network of `OTHERS` is not installed."""
+    if name in TRANSFORMERS and find_spec("transformers") is None:
         raise ValueError(
             f"{name} is made by the package transformers, which is not installed: pip install transformers"
         )
@@ -128,6 +140,63 @@ class _Lstm(nn.Module):
         return self.lstm(x)[0]
 
 
+class Decoding(nn.Module):
+    """A step of GPT-2: the logits after a token, from a cache of the keys and values of those before it.
+
+    A. Radford and others, "Language Models are Unsupervised Multitask Learners", 2019.
+
+    Attributes:
+        inputs: For `from_pytorch`: the inputs' shapes and dtypes, by name.
+        state: For `build`: the inputs that come from an output of the call before.
+    """
+
+    def __init__(self, layers: int, width: int, heads: int, vocabulary: int, rows: int):
+        super().__init__()
+        self.heads, self.vocabulary = heads, vocabulary
+        self.embed, self.places = nn.Embedding(vocabulary, width), nn.Embedding(rows, width)
+        self.blocks = nn.ModuleList(self._block(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("rows", torch.arange(rows), persistent=False)
+        cache = layers, 1, heads, rows, width // heads
+        indices = {"data": ((1, 1), "int64"), "position": ((1,), "int64")}
+        self.inputs = indices | {"keys": (cache, "float32"), "values": (cache, "float32")}
+        self.state = {"keys": "output1", "values": "output2"}
+
+    @staticmethod
+    def _block(width: int) -> nn.ModuleList:
+        hidden = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        qkv = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3 * width))
+        return nn.ModuleList([qkv, nn.Linear(width, width), nn.Sequential(nn.LayerNorm(width), *hidden)])
+
+    def forward(self, data: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        """Compute the logits, (1, 1, V), and both caches with the row of this position written."""
+        x, past, added = self.embed(data) + self.places(position), self.rows < position, []
+        for (qkv, out, hidden), own_keys, own_values in zip(self.blocks, keys, values, strict=True):
+            q, k, v = qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+            scores = (q @ own_keys.transpose(-2, -1)).masked_fill(~past, -math.inf)
+            weights = (torch.cat([scores, q @ k.transpose(-2, -1)], -1) / math.sqrt(q.shape[-1])).softmax(-1)
+            y = weights[..., :-1] @ own_values + weights[..., -1:] * v
+            x = x + out(y.transpose(1, 2).flatten(2))
+            x = x + hidden(x)
+            added.append((k, v))
+        new_keys, new_values = (torch.stack(each) for each in zip(*added, strict=True))
+        logits = F.linear(self.norm(x), self.embed.weight)
+        return logits, keys.index_copy(3, position, new_keys), values.index_copy(3, position, new_values)
+
+
+def arguments(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """Return what the first call of a network gets: `x`; if it has `state`, position 0 and its caches too."""
+    known = caches(net)
+    return (x, torch.zeros(1, dtype=torch.int64), *known) if known else (x,)
+
+
+def caches(net: nn.Module) -> list[Tensor]:
+    """Return the state before the first call, zeros, of a network with `inputs` and `state`; else nothing."""
+    if not hasattr(net, "state"):
+        return []
+    return [torch.zeros(spec.shape) for spec in parse_inputs(net.inputs) if spec.name in net.state]
+
+
 class _FirstResult(nn.Module):
     """A network of transformers as a function of one tensor that returns one."""
 
@@ -141,21 +210,28 @@ class _FirstResult(nn.Module):
         return self.net(**{self.name: x}, **mask, return_dict=False)[0]
 
 
-def _sequence(name: str) -> nn.Module:
-    if name == LSTM:
-        net = seeded(_Lstm, 0, calibrate=False)
-        net.weights_kind, net.input_shape = "seeded", (1, 32, 256)
+def _mlp() -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.ReLU())))
+
+
+def _other(name: str) -> nn.Module:
+    own: dict[str, tuple[Callable, tuple[int, ...]]] = {LSTM: (_Lstm, (1, 32, 256)), MLP: (_mlp, (1, 64))}
+    own |= {each: (functools.partial(Decoding, *sizes), (1, 1)) for each, sizes in DECODERS.items()}
+    if name in own:
+        make, shape = own[name]
+        net = seeded(make, 0, calibrate=False)
+        net.weights_kind, net.input_shape = "seeded", shape
         return net
     import transformers  # for speed: only where one of its networks is measured
 
     kind, fields, task, part, field, shape = TRANSFORMERS[name]
     config = transformers.AutoConfig.for_model(kind, **fields)
 
-    def make() -> nn.Module:
+    def part_of() -> nn.Module:
         whole = getattr(transformers, task).from_config(config)
         return _FirstResult(getattr(whole, part) if part else whole, field)
 
-    net = seeded(make, 0, calibrate=False)
+    net = seeded(part_of, 0, calibrate=False)
     net.weights_kind, net.input_shape = "seeded", shape
     if field == "input_ids":
         net.vocabulary = config.vocab_size
@@ -165,16 +241,21 @@ def _sequence(name: str) -> nn.Module:
 def export_onnx(
     net: nn.Module, file: Path, shape: tuple[int, ...] = (1, 3, 224, 224), dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write `net` to an ONNX file, for `shape` and `dtype`: opset 17, input "data", symbolic batch size N."""
+    """Write `net` to an ONNX file, for `shape` and `dtype`: opset 17, input "data", symbolic batch size N.
+
+    A network with `state` has the inputs "data", "position" and those of its state, and for each an output,
+    with "_next" after the name; all sizes are fixed.
+    """
+    state = [*getattr(net, "state", {})]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own notices about this exporter
         torch.onnx.export(
             net,
-            (torch.zeros(shape, dtype=dtype),),
+            arguments(net, torch.zeros(shape, dtype=dtype)),
             str(file),
             opset_version=17,
-            input_names=["data"],
-            output_names=["logits"],
-            dynamic_axes={"data": {0: "N"}, "logits": {0: "N"}},
+            input_names=["data", "position", *state] if state else ["data"],
+            output_names=["logits", *(f"{name}_next" for name in state)],
+            dynamic_axes=None if state else {"data": {0: "N"}, "logits": {0: "N"}},
             dynamo=False,  # the other exporter needs onnxscript
         )

@@ -174,7 +174,7 @@ def serve(
     secret = secrets.find()
     servers(tracker, key)
     if cores:
-        _stay_on(cores)
+        machine.stay_on(cores)
     if threads or cores:
         set_tvm_threads(machine.usable_cores(), threads or len(cores or ()))  # before TVM starts them
     listening = _listen(host, port)
@@ -336,19 +336,6 @@ class _Listener:
         self.word = None  # valid for one session
         seconds = float(values.get("-timeout", "inf"))
         return seconds if 0 < seconds < 1e6 else float("inf")
-
-
-def _stay_on(cores: list[int]) -> None:
-    """Run on these CPUs only; so do TVM's threads, which it would bind to others."""
-    try:
-        os.sched_setaffinity(0, cores)
-    except (OSError, AttributeError) as error:
-        allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ["none"]
-        known = ", ".join(map(str, allowed))
-        raise ValueError(
-            f"cores: cannot stay on {cores} ({error}); those that this process may use: {known}"
-        ) from None
-    os.environ["TVM_BIND_THREADS"] = "0"
 
 
 def _listen(host: str, first: int) -> socket.socket:
