@@ -419,3 +419,48 @@ def test_an_intrinsic_by_its_name():
     x, y, z = tvm.nd.array(values(12)), tvm.nd.array(values(12)), tvm.nd.empty((12,))
     tvm.build(s, [a, b, c], "llvm")(x, y, z)
     np.testing.assert_array_equal(z.numpy(), x.numpy() + y.numpy())
+
+
+# ---------------------------------------------------------------- what old tutorials lean on
+
+
+def test_what_is_printed_may_leave_its_results_out(added):
+    s, (a, b, _) = added
+    assert nest(tvm.lower(s, [a, b], simple_mode=True)["main"].body) == chain("100")
+    assert "c" in str(tvm.lower(s, [a, b], simple_mode=True)["main"].params[-1])
+    with pytest.raises(ScheduleError, match="te: b is not among the arguments"):
+        tvm.lower(s, [a], simple_mode=True)
+
+
+def test_a_program_of_one_function_in_python():
+    @tvm.register_func("tests.negated", override=True)
+    def negated(x, y):
+        tvm.nd.array(-x.numpy()).copyto(y)
+
+    a = te.placeholder((6,), name="a")
+    b = te.extern(a.shape, [a], lambda ins, outs: tvm.tir.call_packed("tests.negated", ins[0], outs[0]), name="b")
+    x, y = tvm.nd.array(values(6)), tvm.nd.empty((6,))
+    tvm.build(te.create_schedule(b.op), [a, b], "llvm")(x, y)
+    np.testing.assert_array_equal(y.numpy(), -x.numpy())
+
+
+def test_all_but_reductions_and_results_are_inlined():
+    x = te.placeholder((4, 6), name="x")
+    doubled = te.compute(x.shape, lambda i, j: x[i, j] * 2, name="doubled")
+    k = te.reduce_axis((0, 6), name="k")
+    total = te.compute((4,), lambda i: te.sum(doubled[i, k] + 1, axis=k), name="total")
+    shifted = te.compute((4,), lambda i: total[i] - 3, name="shifted")
+    y = te.compute((4,), lambda i: shifted[i] * shifted[i], name="y")
+    s = te.create_schedule(y.op)
+    te.schedule.AutoInlineInjective(s)
+    assert [stage.name for stage in s.stages if stage.attach_type == "inline"] == ["doubled", "shifted"]
+    assert loops(s, [x, y]) == chain("4", "6") + chain("4")
+    given, result = values(4, 6), tvm.nd.empty((4,))
+    tvm.build(s, [x, y], "llvm")(tvm.nd.array(given), result)
+    exact = ((f64(given) * 2 + 1).sum(1) - 3) ** 2
+    close(result.numpy(), exact, 16, scale=(np.abs(f64(given) * 2 + 1).sum(1) + 3) ** 2)
+
+
+def test_a_variable_says_its_dtype():
+    assert (te.var("n").dtype, te.var("x", "float32").dtype) == ("int32", "float32")
+    assert tvm.tir.decl_buffer((3,), "int8").dtype == "int8"

@@ -97,3 +97,12 @@ def test_the_driver_in_python(run, tmp_path):
     assert lines[0].startswith("def @main(%image: Tensor[(1, 1, 32, 32), float32]")
     assert lines[1:] == ["Execution time summary:", "outputs: output_0"]
     close(out["scores"], reference(net, out["x"]))
+
+
+def test_tensorir_in_tvmscript_of_its_time(run):
+    lines, out = run("tensorir_script")
+    assert lines == ["loops: 12 5 4"]
+    x = out["x"].astype("float64")
+    for name in ("written", "scheduled"):
+        close(out[name], (x * x).sum(1) / 2, 20)
+    close(out["thrice"], 3 * x[0])

@@ -14,6 +14,7 @@ tools           `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
 graph_executor  the graph executor and its debugger
 targets         target strings, target helpers, and devices, as scripts write them
 context         `PassContext` with Relay's pass names and removed options
+script          `tvm.script.tir`, the TVMScript of up to 0.21
 remote          sessions with other machines, and graph executors there
 modules         the old modules that `enable` installs
 patches         the attributes of current TVM that `enable` adds or replaces

@@ -11,7 +11,7 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import auto_scheduler, autotvm, graph_executor, remote, targets
+from . import auto_scheduler, autotvm, graph_executor, remote, script, targets
 from .relay import build, frontend, functor, ir, ops, quantize, rewrites, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
@@ -26,7 +26,7 @@ else:
 
 # Former modules of tvm.contrib, and their names in tvm.support now.
 SUPPORT = {
-    **{n: n for n in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")},
+    **{n: n for n in ("cc", "clang", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")},
     "util": "utils",
 }
 
@@ -137,6 +137,7 @@ def spaces() -> dict[str, dict]:
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **te_names.spaces(),
+        **script.spaces(),
         **autotvm.NAMESPACES,
         **auto_scheduler.NAMESPACES,
         "tvm.autotvm.measure": {**autotvm.NAMESPACES["tvm.autotvm.measure"], **remote.NAMES},

@@ -5,7 +5,7 @@ import inspect
 import tvm
 import tvm.rpc
 
-from . import context, remote, targets
+from . import context, remote, script, targets
 from .modules import TESTING, install_request_hook, load_module
 from .relay import ir, transform, vm
 from .removed import missing
@@ -23,6 +23,7 @@ def patches() -> list[tuple[object, str, object]]:
         *_targets(),
         *_devices(),
         *te_names.patches(),
+        *script.patches(),
         *remote.patches(),
         *vm.PATCHES,
         (tvm.runtime.Tensor, "asnumpy", tvm.runtime.Tensor.numpy),

@@ -3,13 +3,14 @@
 import contextlib
 
 import tvm
-from tvm import s_tir
+from tvm import s_tir, te
 from tvm.runtime import Module
 
 from tvmfast.core import machine
 from tvmfast.core.compat import cuda_headers, exact_cuda
 
 from .. import targets
+from .ops import key, outputs_of
 from .replay import replay
 from .schedule import Schedule
 
@@ -40,7 +41,8 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
         name: The function's name.
         binds: Not supported: buffers of arguments; None.
         simple_mode: Whether to return loops without blocks, for printing. Else the module has the blocks of
-            TensorIR, on which a `tvm.s_tir.Schedule` can go on. `build` takes both.
+            TensorIR, on which a `tvm.s_tir.Schedule` can go on. `build` takes both. For
+            printing, results may be missing among the arguments: they follow these.
 
     Raises:
         TypeError: `inp` is something else, or a schedule without `args`.
@@ -53,6 +55,9 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
     if _is_scheduled(inp) and not isinstance(args, list | tuple):
         raise TypeError("tvm.lower: expected the arguments of the function, such as [A, B, C]")
     if isinstance(inp, Schedule):
+        if simple_mode:  # what prints a schedule may leave the results out
+            given = {key(arg.op) for arg in args if isinstance(arg, te.Tensor)}
+            args = [*args, *(t for op in inp.outputs if key(op) not in given for t in outputs_of(op))]
         mod = replay(inp, args, name).mod
     elif _is_scheduled(inp):
         mod = tvm.IRModule({name: inp.lowered(args)["main"].with_attr("global_symbol", name)})

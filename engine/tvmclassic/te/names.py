@@ -6,7 +6,7 @@ from tvm.runtime import Module
 
 from . import build
 from .extern import extern
-from .schedule import Schedule, create_schedule
+from .schedule import Schedule, create_schedule, inline_all
 from .stage import Stage
 
 # TVM 0.5 had these in `tvm` itself.
@@ -37,6 +37,7 @@ def patches() -> list[tuple[object, str, object]]:
 def spaces() -> dict[str, dict]:
     """Return the contents of `tvm.te.schedule`, `tvm.tir` and its modules: {module: {attribute: value}}."""
     schedule = {"Schedule": Schedule, "Stage": Stage, "create_schedule": create_schedule}
+    schedule["AutoInlineInjective"] = inline_all
     of_tir = {**_public(tirx), "Schedule": tvm.s_tir.Schedule, "TensorIntrin": tvm.s_tir.TensorIntrin}
     parts = {f"tvm.tir.{name}": _public(getattr(tirx, name)) for name in _MODULES.split()}
     return {"tvm.te.schedule": schedule, "tvm.tir": {**of_tir, "schedule": tvm.s_tir.schedule}, **parts}

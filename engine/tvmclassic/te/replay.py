@@ -114,7 +114,9 @@ class Replay:
 
     def _name_blocks(self, args: list) -> None:
         sch = self._rec.sch
-        blocks = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
+        blocks = [self.func.body.block.name_hint]  # of te.extern alone, it has no block around it
+        if blocks == ["root"]:
+            blocks = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
         for op in ordered([arg.op for arg in args if isinstance(arg, te.Tensor)]):
             if isinstance(op, te.PlaceholderOp):
                 continue

@@ -204,6 +204,15 @@ def create_schedule(ops) -> Schedule:
     return Schedule(ops)
 
 
+def inline_all(schedule: Schedule) -> None:
+    """`te.schedule.AutoInlineInjective`: compute what is no reduction and no result where it is read."""
+    read = {key(t.op) for s in schedule.stages if isinstance(s.op, te.ExternOp) for t in s.op.input_tensors}
+    for stage in schedule.stages:
+        alone = isinstance(stage.op, te.ComputeOp) and not stage.op.reduce_axis and key(stage.op) not in read
+        if alone and not stage.is_output and stage.attach_type == "root" and len(outputs_of(stage.op)) == 1:
+            stage.compute_inline()
+
+
 def _only_result(primitive: str, stage: Stage, count: int = 1) -> tuple:
     """Return what an error begins with, and the result of a stage, of which it must have one."""
     at, results = f"te: {primitive} of {stage.name}", outputs_of(stage.op)
