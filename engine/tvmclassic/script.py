@@ -10,7 +10,6 @@ from tvm.s_tir import dlight, meta_schedule
 from tvm.script import tirx
 from tvm.script.parser.core import dispatch, doc, utils
 from tvm.script.parser.core.entry import parse
-from tvm.tirx.script.parser import parser as today
 
 _TOKEN = "tir"
 _DELEGATED = "enter_token exit_token tvm_annotation tvm_declare_function"
@@ -41,7 +40,7 @@ _WITH_BLOCKS = doc.parse("@T.prim_func(s_tir=True)\ndef f(): pass").body[0].deco
 def _function(parser, node) -> None:
     """Read a function as today's `T.prim_func(s_tir=True)`."""
     node.decorator_list[:0] = _WITH_BLOCKS
-    today.visit_function_def(parser, node)
+    dispatch.get("tirx", "FunctionDef")(parser, node)
 
 
 for _name in _DELEGATED.split():
