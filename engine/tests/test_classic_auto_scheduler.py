@@ -124,6 +124,17 @@ def test_the_names_of_2020(task, tuned, runner, tmp_path, rng):
         auto_scheduler.auto_schedule(again)
 
 
+def test_a_target_may_name_a_cpu_alone(task, runner, tmp_path):
+    from tvm import auto_scheduler
+
+    cpu = tvm.target.Target(f"llvm -mcpu={task.target.attrs['mcpu']}")
+    assert "num-cores" not in cpu.attrs
+    here = auto_scheduler.SearchTask(func=matmul_add, args=(N, L, M, "float32"), target=cpu)
+    here.tune(options(1, tmp_path / "cpu.json", runner))
+    (record,) = records.read(tmp_path / "cpu.json")
+    assert record.error is None and record.target == here.today.target
+
+
 def test_names_are_registered_once(task):
     from tvm import auto_scheduler
 
