@@ -12,7 +12,7 @@ from tvm.contrib.download import download
 from tvmfast.core import data
 
 from . import auto_scheduler, autotvm, graph_executor, remote, script, targets
-from .relay import build, frontend, functor, ir, ops, quantize, rewrites, testing, transform, ty, vm
+from .relay import build, frontend, functor, ir, ops, quantize, rewrites, sparsity, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
 from .tools import relay_viz, tvmc, tvmc_command
@@ -126,6 +126,7 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.backend": build.BACKEND,
         "tvm.relay.loops": {"while_loop": functor.while_loop},
         **vm.NAMESPACES,
+        **sparsity.NAMESPACES,
         "tvm.contrib.graph_executor": executor,
         "tvm.contrib.graph_runtime": executor,
         "tvm.contrib.debugger": {},
@@ -142,6 +143,7 @@ def spaces() -> dict[str, dict]:
         **auto_scheduler.NAMESPACES,
         "tvm.autotvm.measure": {**autotvm.NAMESPACES["tvm.autotvm.measure"], **remote.NAMES},
         "tvm.autotvm.measure.measure_methods": remote.NAMES,
+        "tvm.auto_scheduler.utils": remote.NAMES,
         **tvmc.NAMESPACES,
         **tvmc_command.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),
