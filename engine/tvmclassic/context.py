@@ -40,6 +40,12 @@ def instruments() -> list:
     return _instruments.get(_key(), [])
 
 
+def lower_passes() -> list:
+    """Return the passes of the option "tir.add_lower_pass", pairs of a phase and a pass, by phase."""
+    given = tvm.transform.PassContext.current().config.get("tirx.add_lower_pass", ())
+    return [each for _, each in sorted(given, key=lambda pair: int(pair[0]))]
+
+
 def _key() -> int:
     """Return the key of the innermost active PassContext in `_instruments`; 0 outside of any."""
     return id(_stack()[-1]) if _stack() else 0

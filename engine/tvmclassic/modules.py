@@ -11,7 +11,7 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import auto_scheduler, autotvm, graph_executor, remote, script, targets
+from . import auto_scheduler, autotvm, graph_executor, remote, script, targets, tir
 from .relay import build, frontend, functor, ir, ops, quantize, rewrites, sparsity, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
@@ -138,7 +138,9 @@ def spaces() -> dict[str, dict]:
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **te_names.spaces(),
+        "topi": _public("tvm.topi"),
         **script.spaces(),
+        **tir.spaces(),
         **autotvm.NAMESPACES,
         **auto_scheduler.NAMESPACES,
         "tvm.autotvm.measure": {**autotvm.NAMESPACES["tvm.autotvm.measure"], **remote.NAMES},

@@ -48,8 +48,14 @@ for _name in _DELEGATED.split():
 
 
 def func_attr(attrs: dict) -> None:
-    """`T.func_attr`, whose attributes of TensorIR begin with "tirx." now."""
-    tirx.func_attr({name.replace("tir.", "tirx.", 1): value for name, value in attrs.items()})
+    """`T.func_attr`: attributes of TensorIR begin with "tirx." now, and their numbers are Python's."""
+    tirx.func_attr({name.replace("tir.", "tirx.", 1): _plain(value) for name, value in attrs.items()})
+
+
+def _plain(value):
+    if isinstance(value, tvm.tirx.IntImm):
+        return bool(value.value) if str(value.ty) == "bool" else int(value.value)
+    return value
 
 
 def spaces() -> dict[str, dict]:

@@ -1,4 +1,4 @@
-"""`tvm.lower` and `tvm.build` of TE schedules, and today's modules with the methods that they had."""
+"""`tvm.lower` and `tvm.build` of TE schedules, modules and functions."""
 
 import contextlib
 
@@ -9,13 +9,10 @@ from tvm.runtime import Module
 from tvmfast.core import machine
 from tvmfast.core.compat import cuda_headers, exact_cuda
 
-from .. import targets
+from .. import context, targets
 from .ops import key, outputs_of
 from .replay import replay
 from .schedule import Schedule
-
-# The last: a library's only function, beside its name.
-_ENTRIES = ("main", "default_function", "__tvm_ffi_main")
 
 # What makes loops of blocks; from here on TVM rewrites the loops themselves.
 _LOOPS = (
@@ -70,7 +67,9 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
             "tvm.lower: expected a schedule of te.create_schedule, a module or a function; "
             f"got {type(inp).__name__}"
         )
-    return tvm.transform.Sequential([make() for make in _LOOPS])(mod) if simple_mode else mod
+    passes = context.lower_passes()
+    loops = [make() for make in _LOOPS] if simple_mode or passes else []
+    return tvm.transform.Sequential([*loops, *passes])(mod)
 
 
 def _is_scheduled(given) -> bool:
@@ -133,45 +132,3 @@ def build(
     if len(names) == 1:
         module.__dict__["entry_name"] = names[0]
     return module
-
-
-# ---------------------------------------------------------------- modules
-
-
-def _entry(module: Module) -> str:
-    """Return the name of a module's function: as `build` noted it, or, of a loaded library, what it has."""
-    if "entry_name" in module.__dict__:
-        return module.__dict__["entry_name"]
-    return next((name for name in _ENTRIES if module.implements_function(name)), "main")
-
-
-def _call(module: Module, *args):
-    """Call a module's function: that of its name, or its only one."""
-    if "entry_call" not in module.__dict__:  # looking it up takes as long as a small kernel
-        module.__dict__["entry_call"] = module.get_function(_entry(module))
-    return module.__dict__["entry_call"](*args)
-
-
-def _time_evaluator(original):
-    def time_evaluator(self, func_name, dev=None, number=10, repeat=1, *args, ctx=None, **options):
-        """`Module.time_evaluator`, with the device also as `ctx`."""
-        return original(self, func_name, ctx if dev is None else dev, number, repeat, *args, **options)
-
-    return time_evaluator
-
-
-def _save(module: Module, file_name, fmt: str = "") -> None:
-    """`Module.save`: write an object file, LLVM's or a GPU's code, by the ending of the name."""
-    module.write_to_file(str(file_name), fmt or str(file_name).rpartition(".")[2])
-
-
-METHODS = {
-    "__call__": _call,
-    "entry_name": property(_entry),
-    "entry_func": property(lambda self: self.get_function(_entry(self))),
-    "get_source": Module.inspect_source,
-    "imported_modules": property(lambda self: list(self.imports)),
-    "save": _save,
-    "time_evaluator": _time_evaluator(Module.time_evaluator),
-    "type_key": property(lambda self: self.kind),
-}

@@ -25,11 +25,6 @@ class Schedule:
         self.changes: list[CacheRead | CacheWrite | RFactor] = []
         self._of: dict[int, tuple[object, Stage]] = {}  # operation and stage, by the operation's key
         for op in ordered(outputs):
-            if isinstance(op, te.ScanOp):
-                raise Unsupported(
-                    f"te.scan ({op.name}): TensorIR functions of tensor expressions have no scan; write the "
-                    "loop in TensorIR, or, for sums along an axis, call tvm.topi.cumsum"
-                )
             self._insert(op, len(self.stages))
         for output in outputs:
             self[output].is_output = True
@@ -195,7 +190,6 @@ def create_schedule(ops) -> Schedule:
 
     Raises:
         TypeError: Something else.
-        ScheduleError: A program with `te.scan`.
     """
     ops = list(ops) if isinstance(ops, list | tuple | tvm.ir.Array) else [ops]
     ops = [each.op if isinstance(each, te.Tensor) else each for each in ops]
