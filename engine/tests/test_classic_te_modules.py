@@ -89,8 +89,8 @@ def test_tvm_tir_is_tirx():
 
     assert tir.const is tvm.tirx.const and tir.Schedule is tvm.s_tir.Schedule
     assert tvm.tir.transform.VectorizeLoop is tvm.tirx.transform.VectorizeLoop
-    with pytest.raises(AttributeError, match="the IR builder was dropped"):
-        tir.ir_builder  # noqa: B018
+    with pytest.raises(AttributeError, match="tvmclassic serves no tvm.tir.stmt; near names"):
+        tir.stmt_  # noqa: B018
 
 
 # ---------------------------------------------------------------- today

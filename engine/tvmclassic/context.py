@@ -94,6 +94,8 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
         current = name
         if name not in options and name.startswith("tir."):
             current = name.replace("tir.", "tirx.", 1)
+        if current == "tirx.add_lower_pass":  # TVM wants objects
+            value = [(tvm.tirx.const(phase, "int32"), each) for phase, each in value]
         if current in options:
             current_config[current] = value
         elif name != "relay.backend.use_auto_scheduler":  # `auto_scheduler.ApplyHistoryBest` decides that

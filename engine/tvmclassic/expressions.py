@@ -119,15 +119,15 @@ def _check_step(at: str, op, states: set[int], known: set[int], given) -> None:
     if not isinstance(op, te.ComputeOp) or int(op.num_outputs) != 1:
         raise NotImplementedError(f"{at}: {op.name}: expected a te.compute with one result")
     loads: list = []
-    tvm_ffi.structural_walk(list(op.body), [(tvm.ir.TensorLoad, lambda load: loads.append(load))])
-    for load in loads:
-        source = load.source.op
+    tvm_ffi.structural_walk(list(op.body), [(tvm.ir.Call, lambda call: loads.append(call))])
+    for load in filter(_is_load, loads):
+        source, index = load.args[0].op, load.args[1]
         if key(source) in known:
-            ago = constant(tvm.sym.Analyzer().simplify(op.axis[0].var - load.indices[0]))
+            ago = constant(tvm.sym.Analyzer().simplify(op.axis[0].var - index))
             first = constant(given)
             if not (_before(ago, first) if key(source) in states else ago == 0):
                 raise NotImplementedError(
-                    f"{at}: {op.name} reads {source.name} at {load.indices[0]}; expected a state at one of "
+                    f"{at}: {op.name} reads {source.name} at {index}; expected a state at one of "
                     f"the {given} steps before, or what the same step has computed"
                 )
 
@@ -215,7 +215,7 @@ def _described(op, buffers: list) -> tuple:
     axes = [*op.axis, *reduced_of(op)]
     loops = [new_axis(axis.dom.extent, name_of(axis)) for axis in axes]
     block = SBlock(axes, [], [], op.name, BufferStore(buffers[-1], value, at))
-    reads, writes, _ = get_sblock_access_region(block, {})
+    reads, writes, _ = get_sblock_access_region(block, {buffer: buffer for buffer in buffers})
     block = SBlock(axes, reads, writes, op.name, block.body)
     return start is not None, _nest(loops, SBlockRealize([axis.var for axis in loops], True, block))
 
@@ -259,12 +259,16 @@ def _element(op, buffer, at: list, buffers: dict, replaced: dict) -> tuple:
 def _on_buffers(value, buffers: dict, replaced: dict):
     """Return an expression that reads `buffers`, by `_of` of the tensors, with variables `replaced`."""
 
-    def load(node):
-        of_tensor = isinstance(node.source, te.Tensor)
-        return BufferLoad(buffers[_of(node.source)], node.indices) if of_tensor else node
+    def load(call):
+        return BufferLoad(buffers[_of(call.args[0])], call.args[1:]) if _is_load(call) else call
 
-    value = tvm_ffi.structural_map(value, [(tvm.ir.TensorLoad, load)], order="pre")
+    value = tvm_ffi.structural_map(value, [(tvm.ir.Call, load)], order="pre")
     return tvm_ffi.structural_map(value, [(tvm.ir.Var, lambda var: replaced.get(key(var), var))])
+
+
+def _is_load(call) -> bool:
+    """Return whether a call reads an element of a tensor: te.tensor_load(tensor, *indices)."""
+    return len(call.args) > 0 and isinstance(call.args[0], te.Tensor)
 
 
 def _nest(axes: list, body):

@@ -80,6 +80,7 @@ def patches() -> list[tuple[object, str, object]]:
     return [
         (schedule, "get_block", schedule.get_sblock),
         (tvm.ir.Var, "dtype", property(_dtype)),
+        (tvm.ir.Expr, "dtype", property(_dtype_of_number)),
     ]
 
 
@@ -90,6 +91,13 @@ def _dtype(variable) -> str:
     """`Var.dtype`, which only buffers have kept."""
     of_number = isinstance(variable.ty, tvm.ir.PrimType)
     return str(variable.ty) if of_number else _DTYPE_OF_BUFFERS(variable)
+
+
+def _dtype_of_number(value) -> str:
+    """`PrimExpr.dtype`; other expressions have none."""
+    if not isinstance(value.ty, tvm.ir.PrimType):
+        raise AttributeError(f"{type(value).__name__} of type {value.ty} has no dtype")
+    return str(value.ty)
 
 
 def _public(module) -> dict:

@@ -18,6 +18,7 @@ def patches() -> list[tuple[object, str, object]]:
         (tvm.ir, "structural_equal", structural_equal),
         (tvm.ir, "structural_hash", structural_hash),
         (tvm.ir, "register_intrin_lowering", register_intrin_lowering),
+        (tvm.ir, "register_op_attr", register_op_attr),
         (Op, "name", property(_name_of)),
     ]
 
@@ -153,6 +154,7 @@ class _Elements:
 
 # ---------------------------------------------------------------- rules for intrinsics
 
+_REGISTER = tvm.ir.register_op_attr
 _NAME = vars(Op)["name"].__get__
 _in_rule = contextvars.ContextVar("in_rule", default=False)
 
@@ -177,6 +179,12 @@ def register_intrin_lowering(op_name: str, target: str, *, f=None, level: int = 
         return rule
 
     return register if f is None else register(f)
+
+
+def register_op_attr(op_name: str, attr_key: str, value=None, level: int = 10):
+    """`tvm.ir.register_op_attr`, with numbers of TVM's too, such as `tvm.tir.CallEffectKind.Pure`."""
+    plain = getattr(value, "value", value)
+    return _REGISTER(op_name, attr_key, plain, level)
 
 
 def _name_of(op) -> str:
