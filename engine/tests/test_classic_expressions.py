@@ -115,6 +115,17 @@ def test_of_several_results_the_only_one_that_is_read_has_loops():
     np.testing.assert_array_equal(call(s, [x, other, y], [given, more], [(3, 4)])[0], more - (given + 2))
 
 
+def test_a_factored_sum_can_be_printed():
+    x = te.placeholder((4, 12), name="x")
+    k = te.reduce_axis((0, 12), name="k")
+    total = te.compute((4,), lambda i: te.sum(x[i, k], axis=k), name="total")
+    s = te.create_schedule(total.op)
+    part = s.rfactor(total, s[total].split(k, factor=3)[1])
+    (body,) = s[total].op.body
+    assert isinstance(body, te.Reduce) and [axis.dom.extent.value for axis in body.axis] == [3]
+    assert [load.args[0].name for load in body.source] == ["total.rf"] == [part.name] and "comm_reducer" in str(body)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_of_a_library(transposed):
     from tvm.contrib import cblas  # for speed: one test calls it

@@ -89,7 +89,7 @@ def test_tvm_tir_is_tirx():
 
     assert tir.const is tvm.tirx.const and tir.Schedule is tvm.s_tir.Schedule
     assert tvm.tir.transform.VectorizeLoop is tvm.tirx.transform.VectorizeLoop
-    with pytest.raises(AttributeError, match="tvmclassic serves no tvm.tir.stmt; near names"):
+    with pytest.raises(AttributeError, match="tvmclassic serves no tvm.tir.stmt_; near names: stmt, "):
         tir.stmt_  # noqa: B018
 
 

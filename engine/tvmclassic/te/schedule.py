@@ -152,7 +152,14 @@ class Schedule:
         first = self._insert(op, self.stages.index(stage))
         self.changes.append(RFactor(stage, first, axis, factor_axis, stage.steps, roots, reduced, others))
         last = [new_axis(axis.dom.extent, f"{name_of(axis)}.v", REDUCE)]
-        self._becomes(stage, StageOp(old.name, list(old.axis), last, dtypes, outputs_of(op)))
+        sums = StageOp(old.name, list(old.axis), last, dtypes, outputs_of(op))
+        if isinstance(old, te.ComputeOp) and len(dtypes) == 1:  # for scripts that print it
+            parts = te.placeholder([each.dom.extent for each in axes], dtypes[0], op.name)
+            at = [each.var for each in old.axis]
+            at.insert(factor_axis % len(axes), last[0].var)
+            true = tvm.tirx.const(True, "bool")
+            sums.body = [te.Reduce(old.body[0].combiner, [parts(*at)], last, true, 0)]
+        self._becomes(stage, sums)
         return op.output(0) if len(dtypes) == 1 else outputs_of(op)
 
     def _insert(self, op, place: int) -> Stage:
