@@ -33,7 +33,9 @@ def spaces() -> dict[str, dict]:
     """Return the contents of `tvm.te.schedule`, `tvm.tir` and its modules: {module: {attribute: value}}."""
     schedule = {"Schedule": Schedule, "Stage": Stage, "create_schedule": create_schedule}
     schedule["AutoInlineInjective"] = inline_all
-    of_tir = {**_public(tirx), "Schedule": tvm.s_tir.Schedule, "TensorIntrin": tvm.s_tir.TensorIntrin}
+    moved = {name: getattr(tvm.s_tir, name) for name in ("Schedule", "TensorIntrin")}
+    moved |= {"Call": tvm.ir.Call, "StringImm": tvm.ir.StringImm, "PrimExpr": tvm.ir.Expr}
+    of_tir = {**_public(tirx), **moved}
     parts = {f"tvm.tir.{name}": _public(getattr(tirx, name)) for name in _MODULES.split()}
     return {"tvm.te.schedule": schedule, "tvm.tir": {**of_tir, "schedule": tvm.s_tir.schedule}, **parts}
 
