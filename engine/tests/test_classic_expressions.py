@@ -266,6 +266,29 @@ def test_an_intrinsic_may_be_a_function_in_another_language():
     close(call(s, [a, b, c], [x, y], [(6, 8)]), [f64(x) @ f64(y).T], 5, scale=5 * np.abs(x).max() * np.abs(y).max())
 
 
+def test_an_intrinsic_without_a_sum():
+    x = te.placeholder((4,), name="x")
+    y = te.compute((4,), lambda i: x[i] * x[i], name="y")
+
+    def square(ins, outs):
+        builder = tvm.tir.ir_builder.create()
+        source, target = builder.buffer_ptr(ins[0]), builder.buffer_ptr(outs[0])
+        with builder.for_range(0, 4, kind="vectorized") as i:
+            target[i] = source[i] * source[i]
+        return builder.get()
+
+    intrinsic = te.decl_tensor_intrin(y.op, square, default_buffer_params={"offset_factor": 1})
+    a = te.placeholder((3, 8), name="a")
+    b = te.compute((3, 8), lambda i, j: a[i, j] * a[i, j], name="b")
+    s = te.create_schedule(b.op)
+    s[b].tensorize(s[b].split(b.op.axis[1], factor=4)[1], intrinsic)
+    assert loops(s, [a, b]) == chain("3", "2", "v4")
+    given = values(3, 8)
+    np.testing.assert_array_equal(call(s, [a, b], [given], [(3, 8)])[0], given * given)
+    with pytest.raises(NotImplementedError, match="expected a te.compute with one result, and no scalar_params"):
+        te.decl_tensor_intrin(y.op, square, scalar_params=[te.var("n")])
+
+
 def test_loops_that_an_intrinsic_does_not_describe_are_refused():
     s, (a, b, c), inner = products(6, 8, 5, 2)
     s[c].tensorize(inner, declared(4, 5, in_vectors(4, 5)))

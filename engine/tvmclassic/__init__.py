@@ -4,7 +4,7 @@
     tvmclassic.enable()         # from here on, `from tvm import relay` works; tvmclassic.disable() undoes it
 
 From a shell: `python -m tvmclassic SCRIPT [ARGS…]`. Scripts build and run through tvmfast's frontends
-and pipeline: `relay.build` at opt level 3 is `tn.build`.
+and pipeline: `relay.build` at opt level 3 is `tn.build`. Which of TVM's old tutorials run says TUTORIALS.md.
 
 relay           `tvm.relay`: expressions, operators, text format, passes, builds, networks
 autotvm         `tvm.autotvm`

@@ -14,6 +14,7 @@ left. So `Replay` takes them in this order:
 5. `tensorize`.
 """
 
+import itertools
 import re
 
 import tvm
@@ -402,7 +403,7 @@ class Replay:
         if isinstance(intrinsic, str):
             return intrinsic
         self._rec.note(f"register {intrinsic.name} by tvm.s_tir.TensorIntrin.register")
-        outside = stage.leaf_iter_vars[: stage.place_of("tensorize", axis)]
+        outside = itertools.takewhile(lambda leaf: key(leaf) != key(axis), stage.leaf_iter_vars)
         if not intrinsic.sums or all(each.iter_type != REDUCE for each in outside):
             return intrinsic.name
         if not intrinsic.updates:
