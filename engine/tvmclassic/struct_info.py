@@ -1,4 +1,4 @@
-"""Relax's struct info: what its types were called up to 0.24, and the arguments that took it."""
+"""Relax's struct info: what its types were called, and the arguments that took it."""
 
 import functools
 
