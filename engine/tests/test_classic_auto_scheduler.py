@@ -103,6 +103,38 @@ def test_a_task_is_a_workload_with_its_arguments(task):
     ]
 
 
+def test_the_names_of_2020(task, tuned, runner, tmp_path, rng):
+    from tvm import auto_scheduler
+
+    again = auto_scheduler.create_task(matmul_add, (N, L, M, "float32"), tvm.target.Target("llvm"))
+    assert again.workload_key == task.workload_key and again.today == task.today
+    _, result = auto_scheduler.load_best(str(tuned), task.workload_key)
+    ran = [r.costs[0] for _, r in auto_scheduler.load_from_file(str(tuned)) if not r.error_no]
+    assert result.costs[0] == min(ran)
+    log = tmp_path / "copy.json"
+    log.write_bytes(tuned.read_bytes())
+    policy = auto_scheduler.SketchPolicy(again, auto_scheduler.XGBModel(), seed=SEED + 2)
+    sch, args = auto_scheduler.auto_schedule(again, policy, tuning_options=options(1, log, runner))
+    assert len(records.read(log)) == len(records.read(tuned)) + 1
+    a, b, c = (rng.standard_normal(shape).astype("float32") for shape in ((N, L), (L, M), (N, M)))
+    out = tvm.nd.empty((N, M))
+    tvm.build(sch, args)(*map(tvm.nd.array, (a, b, c)), out)
+    close(out.numpy(), a.astype("float64") @ b + c, L + 1, scale=np.abs(a) @ np.abs(b) + np.abs(c))
+    with pytest.raises(ValueError, match="give tuning_options"):
+        auto_scheduler.auto_schedule(again)
+
+
+def test_a_target_may_name_a_cpu_alone(task, runner, tmp_path):
+    from tvm import auto_scheduler
+
+    cpu = tvm.target.Target(f"llvm -mcpu={task.target.attrs['mcpu']}")
+    assert "num-cores" not in cpu.attrs
+    here = auto_scheduler.SearchTask(func=matmul_add, args=(N, L, M, "float32"), target=cpu)
+    here.tune(options(1, tmp_path / "cpu.json", runner))
+    (record,) = records.read(tmp_path / "cpu.json")
+    assert record.error is None and record.target == here.today.target
+
+
 def test_names_are_registered_once(task):
     from tvm import auto_scheduler
 

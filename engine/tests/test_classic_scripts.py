@@ -1,5 +1,6 @@
 """Scripts for the TVM of old, run whole: `python -m tvmclassic SCRIPT` in a process of its own; and tvmc."""
 
+import importlib
 import json
 import os
 import platform
@@ -243,7 +244,8 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
         ("micro", r"microTVM was dropped in TVM 0\.\d+"),
         ("te.hybrid", r"tvm\.te\.hybrid: hybrid script was dropped"),
         ("target.mali", r"no tvm\.target\.mali"),
-        ("contrib.pipeline_executor", "near names: graph_executor"),
+        ("contrib.pipeline_executor", r"tvm\.contrib\.pipeline_executor: the pipeline executor was dropped"),
+        ("contrib.graph_exectuor", "near names: graph_executor"),
     ],
 )
 def test_unknown_attributes(enabled, path, words):
@@ -253,6 +255,23 @@ def test_unknown_attributes(enabled, path, words):
         owner = getattr(owner, part)
     with pytest.raises(AttributeError, match=words):
         getattr(owner, name)
+
+
+@pytest.mark.parametrize(
+    "module, words",
+    [
+        ("tvm.relay.op.contrib.cutlass", "FuseOpsByPattern"),
+        ("tvm.relay.backend.contrib.uma.backend", "UMA and Relay's external code generators were dropped"),
+        ("tvm.contrib.pipeline_executor_build", "the pipeline executor was dropped"),
+        ("tvm.contrib.torch", r"tvm\.contrib\.torch: as_torch and optimize_torch were dropped"),
+        ("tvm.auto_scheduler._ffi_api", "PyScheduleRule"),
+        ("tvm.topi.sparse.utils", "TOPI has no sparse operators now"),
+        ("tvm.relay.data_dep_optimization.bsr_conv2d", "convolutions by sparse weights were dropped"),
+    ],
+)
+def test_imports_of_what_is_gone(enabled, module, words):
+    with pytest.raises(ImportError, match=words):
+        importlib.import_module(module)
 
 
 @pytest.mark.parametrize(
@@ -766,6 +785,50 @@ def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, 
     assert "saving param" not in capfd.readouterr().out
 
 
+@pytest.mark.alone
+def test_devices_kernels_and_packages_on_another_machine(enabled, small_onnx, tmp_path, capsys):
+    from tvm import auto_scheduler, te
+    from tvm.driver import tvmc
+    from tvm.driver.tvmc.main import main
+
+    a = te.placeholder((64,), name="A")
+    b = te.compute((64,), lambda i: a[i] + 1.0, name="B")
+    tvm.build(te.create_schedule(b.op), [a, b], "llvm", name="add_one").export_library(str(tmp_path / "one.tar"))
+    x = picture()
+    np.savez(tmp_path / "x.npz", image=x)
+    model = tvmc.load(str(small_onnx), shape_dict={"image": [1, 1, 32, 32]})
+    package = tvmc.compile(model, target="llvm", package_path=str(tmp_path / "net.tar"))
+    with Cluster(tmp_path, tvms_own=True) as cluster:
+        cluster.serve("one", key="shelf", module="tvm.exec.rpc_server")
+        remote = auto_scheduler.utils.request_remote("shelf", "127.0.0.1", cluster.port, timeout=300)
+        dev = remote.cpu(0)
+        assert remote.device("llvm -keys=cpu -mtriple=aarch64-linux-gnu", 0) == dev
+        assert remote.context(str(tvm.target.Target("llvm")), 0) == dev == remote.device("cpu")
+        remote.upload(str(tmp_path / "one.tar"))
+        add_one = remote.load_module("one.tar")
+        given, out = tvm.nd.array(np.arange(64, dtype="float32"), dev), tvm.nd.array(np.zeros(64, "float32"), dev)
+        add_one(given, out)
+        np.testing.assert_array_equal(out.numpy(), np.arange(1, 65))
+        assert add_one.time_evaluator(add_one.entry_name, dev, number=2)(given, out).mean > 0
+        del add_one, given, out, remote, dev
+        options = {"hostname": "127.0.0.1", "port": str(cluster.port), "rpc_key": "shelf", "inputs": {"image": x}}
+        result = tvmc.run(package, "cpu", **options)
+        close_to_onnxruntime(result.outputs["output_0"], x, small_onnx)
+        del result
+        command = ["run", "--inputs", str(tmp_path / "x.npz"), "--outputs", str(tmp_path / "y.npz"), "--print-time"]
+        where = ["--device", "cpu", "--rpc-key", "shelf", "--rpc-tracker", cluster.tracker]
+        assert main([*command, *where, package.package_path]) == 0
+        assert "mean (ms)" in capsys.readouterr().out
+        close_to_onnxruntime(np.load(tmp_path / "y.npz")["output_0"], x, small_onnx)
+        assert main([*command, *where, "--profile", package.package_path]) == 1
+        assert "kernels are timed where they run" in capsys.readouterr().err
+    assert main([*command, *where, package.package_path]) == 1 and "Error: " in capsys.readouterr().err
+    with pytest.raises(tvmc.TVMCException, match="--rpc-key needs its tracker"):
+        tvmc.run(package, rpc_key="shelf")
+    with pytest.raises(ConnectionError, match="no RPC server answers"):
+        tvmc.run(package, hostname="127.0.0.1", port=cluster.port)
+
+
 def test_relay_backends(enabled):
     from tvm import relay
     from tvm.relay.backend import Executor, Runtime
@@ -884,6 +947,28 @@ def test_relay_viz_takes_parsers_and_plotters_of_a_script(enabled):
     graph = plotter.graphs["main"]
     assert [n.detail for n in graph.nodes.values() if n.type_name == "AwesomeRelu"] == ["mine"]
     assert all(start in graph.nodes and end in graph.nodes for start, end in graph.edges)
+
+
+def test_a_plotter_that_makes_other_trees(enabled, capsys):
+    from tvm.contrib import relay_viz
+    from tvm.contrib.relay_viz.interface import VizEdge, VizNode
+    from tvm.contrib.relay_viz.terminal import TermGraph, TermPlotter
+
+    class Doubled(TermGraph):
+        def node(self, viz_node):
+            super().node(viz_node)
+            if viz_node.type_name.startswith("Var"):
+                super().node(VizNode(f"twin_{viz_node.identity}", "Twin", ""))
+                super().edge(VizEdge(f"twin_{viz_node.identity}", viz_node.identity))
+
+    class MyPlotter(TermPlotter):
+        def create_graph(self, name):
+            self._name_to_graph[name] = Doubled(name)
+            return self._name_to_graph[name]
+
+    relay_viz.RelayVisualizer(branches(), {}, MyPlotter(), relay_viz.TermVizParser()).render()
+    printed = capsys.readouterr().out
+    assert printed.startswith("@main") and printed.count("Twin") == printed.count("name_hint") == 2
 
 
 # ---------------------------------------------------------------- tvmc

@@ -393,6 +393,53 @@ def test_an_rpc_runner_measures_templates(task, tmp_path):
     assert [(len(result.costs), result.error_no) for result in seen] == [(2, 0)] * 3
 
 
+def test_the_logger_of_old_scripts_hears_of_each_trial(task, monkeypatch, caplog):
+    from tvm import autotvm
+
+    option = quick_option(monkeypatch, lambda config: 1e-3 if config.index else 2e-3)
+    with caplog.at_level("DEBUG", logger="autotvm"):
+        autotvm.tuner.GridSearchTuner(task).tune(2, option)
+    rates = [f"{task.flop / 1e9 / seconds:.2f}" for seconds in (2e-3, 1e-3)]
+    assert [line.split("\tresult")[0] for line in caplog.messages] == [
+        f"No: 1\tGFLOPS: {rates[0]}/{rates[0]}", f"No: 2\tGFLOPS: {rates[1]}/{rates[1]}"
+    ]  # fmt: skip
+
+
+def test_a_log_is_asked_for_the_best_config_of_a_task(task, tmp_path):
+    from tvm import autotvm
+
+    log = tmp_path / "best.log"
+    log.write_text(line_of(task, 3, 2e-3) + line_of(task, 4, 1e-3))
+    best = autotvm.apply_history_best(str(log)).query(task.target, task.workload)
+    assert best.index == 4 and best["tile_x"].size == task.config_space.get(4)["tile_x"].size
+    other = autotvm.task.create("tutorial/matmul", args=(8, 8, 8, "float32"), target="llvm")
+    assert autotvm.apply_history_best(str(log)).query(other.target, other.workload) is None
+
+
+def test_a_template_for_a_gpu_has_configs_and_schedules():
+    from tvm import autotvm
+
+    @autotvm.template("on/gpu")
+    def on_gpu(n):
+        a = te.placeholder((n,), name="A")
+        b = te.compute((n,), lambda i: a[i] + 1.0, name="B")
+        s = te.create_schedule(b.op)
+        cfg = autotvm.get_config()
+        cfg.define_split("tile", b.op.axis[0], num_outputs=2)
+        outer, inner = cfg["tile"].apply(s, b, b.op.axis[0])
+        s[b].bind(outer, te.thread_axis("blockIdx.x"))
+        s[b].bind(inner, te.thread_axis("threadIdx.x"))
+        return s, [a, b]
+
+    task = autotvm.task.create("on/gpu", args=(64,), target="cuda")
+    assert task.target.kind.name == "cuda" and len(task.config_space) == 7
+    source = tvm.build(*task.instantiate(task.config_space.get(3)), target=task.target).imported_modules[0].get_source()
+    assert "__launch_bounds__(8)" in source
+    option = autotvm.measure_option(builder=autotvm.LocalBuilder(), runner=Quick())
+    with pytest.raises(NotImplementedError, match=r"template on/gpu: configs for 'cuda' are not measured here"):
+        autotvm.tuner.RandomTuner(task).tune(1, option)
+
+
 # ---------------------------------------------------------------- logs
 
 

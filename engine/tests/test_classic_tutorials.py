@@ -87,6 +87,31 @@ def test_pruned_layers_as_sparse_matrices(run):
     close(out["y"], wanted, 32 + 24 + 16)
 
 
+def test_a_network_of_a_graph(run):
+    lines, out = run("graph_convolution")
+    assert lines == ["inputs left: 0 logits (20, 3)"]
+    wanted, scale = out["features"].astype("float64"), out["scale"].astype("float64")
+    for n in range(2):
+        wanted = scale * (out["edges"] @ (scale * wanted @ out[f"layers.{n}.weight"])) + out[f"layers.{n}.bias"]
+        wanted = np.maximum(wanted, 0) if n == 0 else wanted
+    close(out["logits"], wanted, 2 * 20 + 6 + 8 + 8)
+
+
+def test_a_pruned_network_that_a_pass_makes_sparse(run):
+    lines, out = run("weights_made_sparse")
+    assert lines == [
+        "weights of dense layers: middle last",
+        "stored as read: middle last first.T",
+        "made sparse: last first.T.data first.T.indices first.T.indptr middle.data middle.indices middle.indptr",
+        "blocks: (4, 1) in the result: 2",
+    ]
+    wanted = out["x"].astype("float64")
+    for n, weight in enumerate((out["first"].T, out["middle"], out["last"])):
+        wanted = np.maximum(wanted @ weight.T, 0) if n < 2 else wanted @ weight.T
+    for name in ("dense", "sparse"):
+        close(out[name], wanted, 32 + 32 + 16)
+
+
 def test_the_driver_in_python(run, tmp_path):
     net = torch.nn.Sequential(
         torch.nn.Conv2d(1, 8, 3, stride=2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
@@ -97,3 +122,12 @@ def test_the_driver_in_python(run, tmp_path):
     assert lines[0].startswith("def @main(%image: Tensor[(1, 1, 32, 32), float32]")
     assert lines[1:] == ["Execution time summary:", "outputs: output_0"]
     close(out["scores"], reference(net, out["x"]))
+
+
+def test_tensorir_in_tvmscript_of_its_time(run):
+    lines, out = run("tensorir_script")
+    assert lines == ["loops: 12 5 4"]
+    x = out["x"].astype("float64")
+    for name in ("written", "scheduled"):
+        close(out[name], (x * x).sum(1) / 2, 20)
+    close(out["thrice"], 3 * x[0])

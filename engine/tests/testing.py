@@ -138,8 +138,9 @@ LONGEST = [
 UNOPTIMIZED = {
     Path(__file__).parent / f"test_{name}.py"
     for name in (
-        "bounds_check", "classic_ops", "classic_passes", "classic_vm", "combine_parallel", "conv_transpose",
-        "cuda_nms", "deploy", "dynamic_axes", "dynamic_dims", "dynamic_pads", "dynamic_recurrent", "dynamic_reshapes",
+        "bounds_check", "classic_expressions", "classic_ops", "classic_passes", "classic_vm", "combine_parallel",
+        "conv_transpose", "cuda_nms", "deploy", "dynamic_axes", "dynamic_dims", "dynamic_pads", "dynamic_recurrent",
+        "dynamic_reshapes",
         "dynamic_splits", "fold", "frontends", "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch",
         "logging", "mxnet_checkpoints", "mxnet_lengths", "mxnet_numpy", "onnx_control_flow", "onnx_operators",
         "pytorch_added_operators", "pytorch_integers", "pytorch_types", "records", "recurrent", "runtime",

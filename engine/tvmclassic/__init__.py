@@ -4,7 +4,7 @@
     tvmclassic.enable()         # from here on, `from tvm import relay` works; tvmclassic.disable() undoes it
 
 From a shell: `python -m tvmclassic SCRIPT [ARGS…]`. Scripts build and run through tvmfast's frontends
-and pipeline: `relay.build` at opt level 3 is `tn.build`.
+and pipeline: `relay.build` at opt level 3 is `tn.build`. Which of TVM's old tutorials run says TUTORIALS.md.
 
 relay           `tvm.relay`: expressions, operators, text format, passes, builds, networks
 autotvm         `tvm.autotvm`
@@ -14,6 +14,12 @@ tools           `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
 graph_executor  the graph executor and its debugger
 targets         target strings, target helpers, and devices, as scripts write them
 context         `PassContext` with Relay's pass names and removed options
+script          `tvm.script.tir`, the TVMScript of up to 0.21
+blas            `tvm.contrib.cblas` with NumPy's BLAS
+expressions     `te.extern`, `te.scan`, `te.decl_tensor_intrin`
+runtime         compiled modules with their old methods
+tir             functors of TensorIR, the IR builder, rules for intrinsics
+struct_info     Relax's struct info
 remote          sessions with other machines, and graph executors there
 modules         the old modules that `enable` installs
 patches         the attributes of current TVM that `enable` adds or replaces
@@ -54,8 +60,9 @@ def enable() -> None:
     if importlib.util.find_spec("tvm.relay") is not None:
         print(f"TVM {tvm.__version__} has Relay itself: tvmclassic leaves it alone", file=sys.stderr)
         return
-    from . import modules, patches  # for speed: they import TVM and the whole old API
+    from . import blas, modules, patches  # for speed: they import TVM and the whole old API
 
+    blas.register()
     for owner, name, value in patches.patches():
         _set(owner, name, value)
     sys.meta_path[:] = [gluon.Finder(), *sys.meta_path, _Missing()]
@@ -63,7 +70,7 @@ def enable() -> None:
         _undo.append((sys.modules, name, sys.modules.get(name), name in sys.modules))
         sys.modules[name] = module
         parent, _, short = name.rpartition(".")
-        if not isinstance(sys.modules.get(parent), StubModule):
+        if parent and not isinstance(sys.modules.get(parent), StubModule):
             _set(importlib.import_module(parent), short, module)
 
 

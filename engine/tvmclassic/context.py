@@ -40,6 +40,12 @@ def instruments() -> list:
     return _instruments.get(_key(), [])
 
 
+def lower_passes() -> list:
+    """Return the passes of the option "tir.add_lower_pass", pairs of a phase and a pass, by phase."""
+    given = tvm.transform.PassContext.current().config.get("tirx.add_lower_pass", ())
+    return [each for _, each in sorted(given, key=lambda pair: int(pair[0]))]
+
+
 def _key() -> int:
     """Return the key of the innermost active PassContext in `_instruments`; 0 outside of any."""
     return id(_stack()[-1]) if _stack() else 0
@@ -88,6 +94,8 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
         current = name
         if name not in options and name.startswith("tir."):
             current = name.replace("tir.", "tirx.", 1)
+        if current == "tirx.add_lower_pass":  # TVM wants objects
+            value = [(tvm.tirx.const(phase, "int32"), each) for phase, each in value]
         if current in options:
             current_config[current] = value
         elif name != "relay.backend.use_auto_scheduler":  # `auto_scheduler.ApplyHistoryBest` decides that

@@ -30,11 +30,15 @@ class GraphModule:
             return
         if not isinstance(module, Compiled):
             raise TypeError(f"GraphModule: expected lib['default'](dev), got {type(module).__name__}")
-        self.module = self
         self._compiled = module
         self._device = getattr(module, "device", None) or tvm.cpu()
         self._values, self._params = {}, {}  # tensors by name: inputs, replaced parameters
         self._outputs = None
+
+    @property
+    def module(self) -> "GraphModule":
+        """The executor itself; no attribute, which would keep a session with another machine alive."""
+        return self
 
     # ------------------------------------------------------------ inputs and outputs
 
@@ -185,8 +189,7 @@ class GraphModule:
             self.run()
             return [self.get_output(i).numpy() for i in range(self.get_num_outputs())]
 
-        self.whole = whole
-        return self.time_evaluator("whole", device, number, repeat, min_repeat_ms or 0)()
+        return timed(whole, self._device, number, repeat, min_repeat_ms or 0)()
 
     def __repr__(self) -> str:
         return f"GraphModule({self._compiled!r})"

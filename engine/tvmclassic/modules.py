@@ -11,8 +11,8 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import auto_scheduler, autotvm, graph_executor, remote, targets
-from .relay import build, frontend, functor, ir, ops, quantize, rewrites, testing, transform, ty, vm
+from . import auto_scheduler, autotvm, graph_executor, remote, script, targets, tir
+from .relay import build, frontend, functor, ir, ops, quantize, rewrites, sparsity, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
 from .tools import relay_viz, tvmc, tvmc_command
@@ -26,7 +26,7 @@ else:
 
 # Former modules of tvm.contrib, and their names in tvm.support now.
 SUPPORT = {
-    **{n: n for n in ("cc", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")},
+    **{n: n for n in ("cc", "clang", "emcc", "ndk", "nvcc", "popen_pool", "tar", "utils", "xcode")},
     "util": "utils",
 }
 
@@ -126,6 +126,7 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.backend": build.BACKEND,
         "tvm.relay.loops": {"while_loop": functor.while_loop},
         **vm.NAMESPACES,
+        **sparsity.NAMESPACES,
         "tvm.contrib.graph_executor": executor,
         "tvm.contrib.graph_runtime": executor,
         "tvm.contrib.debugger": {},
@@ -137,10 +138,14 @@ def spaces() -> dict[str, dict]:
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **te_names.spaces(),
+        "topi": _public("tvm.topi"),
+        **script.spaces(),
+        **tir.spaces(),
         **autotvm.NAMESPACES,
         **auto_scheduler.NAMESPACES,
         "tvm.autotvm.measure": {**autotvm.NAMESPACES["tvm.autotvm.measure"], **remote.NAMES},
         "tvm.autotvm.measure.measure_methods": remote.NAMES,
+        "tvm.auto_scheduler.utils": remote.NAMES,
         **tvmc.NAMESPACES,
         **tvmc_command.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),

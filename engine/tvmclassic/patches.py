@@ -5,14 +5,14 @@ import inspect
 import tvm
 import tvm.rpc
 
-from . import context, remote, targets
+from . import context, expressions, remote, runtime, script, struct_info, targets, tir
 from .modules import TESTING, install_request_hook, load_module
 from .relay import ir, transform, vm
 from .removed import missing
 from .te import names as te_names
 
 # Modules whose missing attributes raise an error that says what replaced them.
-_INCOMPLETE = (tvm, tvm.te, tvm.target, tvm.transform, tvm.contrib)
+_INCOMPLETE = (tvm, tvm.te, tvm.topi, tvm.target, tvm.transform, tvm.contrib)
 
 
 def patches() -> list[tuple[object, str, object]]:
@@ -23,8 +23,13 @@ def patches() -> list[tuple[object, str, object]]:
         *_targets(),
         *_devices(),
         *te_names.patches(),
+        *expressions.patches(),
+        *script.patches(),
+        *struct_info.patches(),
+        *tir.patches(),
         *remote.patches(),
         *vm.PATCHES,
+        *((tvm.runtime.Module, name, value) for name, value in runtime.METHODS.items()),
         (tvm.runtime.Tensor, "asnumpy", tvm.runtime.Tensor.numpy),
         (tvm.runtime.Tensor, "ctx", property(lambda self: self.device)),
         (tvm.runtime.Tensor, "context", property(lambda self: self.device)),

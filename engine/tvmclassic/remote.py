@@ -25,6 +25,7 @@ from tvmfast.runtime import saved
 from tvmfast.runtime.compiled import Compiled
 from tvmfast.tuning import server
 
+from . import targets
 from .relay import build
 
 _uploaded: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by session: parts of libraries by name
@@ -95,7 +96,7 @@ class _Remote(Compiled):
 def patches() -> list[tuple[object, str, object]]:
     """List the patches of TVM's sessions as (object, attribute name, new value)."""
     session, local = tvm.rpc.RPCSession, tvm.rpc.LocalSession
-    load, upload = session.load_module, session.upload
+    load, upload, device = session.load_module, session.upload, session.device
 
     def load_here(self, path):
         """Load a library of relay.build or of current TVM in a session that runs in this process."""
@@ -122,7 +123,13 @@ def patches() -> list[tuple[object, str, object]]:
         _uploaded.setdefault(self, {})[name] = parts
         return upload(self, bytearray(parts["lib.so"]), _code(name))
 
+    def device_there(self, dev_type, dev_id=0):
+        """Return a device of the session's machine, also by a target's string."""
+        return device(self, targets.device_kind(dev_type), dev_id)
+
     return [
+        (session, "device", device_there),
+        (session, "context", device_there),
         (session, "upload", upload_code),
         (session, "load_module", load_there),
         (local, "load_module", load_here),

@@ -13,7 +13,9 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {}  # by kind and old name: curren
 with open(Path(__file__).with_name("names.csv"), newline="", encoding="utf-8") as _file:
     for _kind, _old, *_row in list(csv.reader(_file))[1:]:
         ROWS.setdefault(_kind, {})[_old] = tuple(_row)
-_REASONS = {old.rpartition(".")[2]: note for old, (_, note) in ROWS["gone"].items()}
+_GONE = {old.removeprefix("tvm."): note for old, (_, note) in ROWS["gone"].items()}
+# What old scripts also import from elsewhere; "contrib" says nothing of a name.
+_BY_NAME = {old.rpartition(".")[2]: note for old, note in _GONE.items() if "contrib" not in old}
 
 
 class StubModule(types.ModuleType):
@@ -32,9 +34,11 @@ def named(owner, names: str) -> dict:
 
 def missing(module: str, name: str, others) -> str:
     """Return the error message for `module.name`; `others` are the names that the module has."""
-    gone = next((part for part in (name, module.rpartition(".")[2]) if part in _REASONS), None)
-    if gone:
-        return f"{module}.{name}: {_REASONS[gone]}"
+    path = f"{module}.{name}".removeprefix("tvm.").split(".")
+    around = (_GONE.get(".".join(path[:end])) for end in range(len(path), 0, -1))
+    reasons = (*around, *(_BY_NAME.get(part) for part in reversed(path[-2:])))
+    if gone := next(filter(None, reasons), None):
+        return f"{module}.{name}: {gone}"
     near = difflib.get_close_matches(name, [other for other in others if other[0] != "_"], n=3, cutoff=0.5)
     hint = f"; near names: {', '.join(near)}" if near else ""
     return f"tvmclassic serves no {module}.{name}{hint}"

@@ -81,10 +81,15 @@ def _text(config: dict) -> str:
 
 def device(device_type, device_id=None) -> tvm.runtime.Device:
     """`tvm.device` and `tvm.context`: takes a device name or number, or a target string, old or JSON."""
-    if isinstance(device_type, str):
-        name = json.loads(device_type)["kind"] if device_type.startswith("{") else device_type.split()[0]
-        device_type = _DEVICES.get(name, name)
-    return tvm.runtime.device(device_type, device_id)
+    return tvm.runtime.device(device_kind(device_type), device_id)
+
+
+def device_kind(device_type):
+    """Return the name of the device that a target string means, old or JSON; return others unchanged."""
+    if not isinstance(device_type, str):
+        return device_type
+    name = json.loads(device_type)["kind"] if device_type.startswith("{") else device_type.split()[0]
+    return _DEVICES.get(name, name)
 
 
 def for_build(target=None, host=None):

@@ -33,9 +33,10 @@ _MODULES = {
     "compute_dag": named(workload, "ComputeDAG"),
     "measure": named(record, "MeasureInput MeasureResult")
     | named(task, "LocalBuilder LocalRunner RPCRunner LocalRPCMeasureContext"),
-    "measure_record": named(record, "RecordToFile load_records load_best_record"),
+    "measure_record": named(record, "RecordToFile load_records load_best_record")
+    | {"load_from_file": record.load_records, "load_best": record.load_best_record},  # of TVM 0.7
     "dispatcher": named(record, "ApplyHistoryBest"),
-    "search_task": named(task, "SearchTask TuningOptions"),
+    "search_task": named(task, "SearchTask TuningOptions create_task auto_schedule"),
     "search_policy": named(task, "SketchPolicy PreloadMeasuredStates"),
     "cost_model": named(task, "XGBModel RandomModel"),
     "relay_integration": named(task, "extract_tasks"),

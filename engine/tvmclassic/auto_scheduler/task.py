@@ -1,6 +1,7 @@
 """Search tasks, of a workload or of a network's kernels; the options of a search, and the search."""
 
 import contextlib
+import copy
 import json
 import os
 import tempfile
@@ -175,6 +176,26 @@ def extract_tasks(mod, params=None, target=None, *_, include_simple_tasks=False,
     if not include_simple_tasks:
         found = [t for t in found if not t.workload.by_metaschedule or metaschedule.reduces(t.workload.func)]
     return [SearchTask.of_kernel(task) for task in found], [task.count for task in found]
+
+
+def create_task(func, args, target, target_host=None, hardware_params=None) -> SearchTask:
+    """`auto_scheduler.create_task` of TVM 0.7: a task of a registered workload."""
+    return SearchTask(func, args, target=target)
+
+
+def auto_schedule(task: SearchTask, search_policy=None, tuning_options=None) -> tuple:
+    """`auto_scheduler.auto_schedule` of TVM 0.7: search, and return the best schedule and the tensors.
+
+    The policy comes second and options third, or, as there, by name. Raises ValueError without options, which
+    say how many schedules to measure, and what `search` and `apply_best` raise.
+    """
+    if tuning_options is None:
+        raise ValueError("auto_schedule: give tuning_options=TuningOptions(num_measure_trials=…)")
+    with tempfile.TemporaryDirectory() as folder:
+        options = copy.copy(tuning_options)
+        options.file = options.file or f"{folder}/records.json"
+        task.tune(options, search_policy)
+        return task.apply_best(options.file)
 
 
 class TaskScheduler:

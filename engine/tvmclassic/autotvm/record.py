@@ -15,7 +15,8 @@ import numpy as np
 import tvm
 
 from tvmfast import tuning
-from tvmfast.compiler.records import ConfigLookup, Record, read, renamed
+from tvmfast.compiler import build as compiler
+from tvmfast.compiler.records import ConfigLookup, Record, best, read, renamed
 from tvmfast.core import data, machine
 
 from .. import context, targets
@@ -189,6 +190,16 @@ class ApplyHistoryBest:
         same = [pair for pair in ran if pair[0].task.target_key == target]
         fastest = min(same or ran, key=lambda pair: seconds(pair[1]), default=None)
         return fastest and fastest[0].config
+
+    def query(self, target, workload: tuple):
+        """Return the fastest config of a task's `workload` for its target; None if no record has one."""
+        name, *args = workload
+        if name in template.TEMPLATES:
+            of_target = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
+            return self.config_of(template.key_of(name, args), machine.target_json(of_target))
+        found = task.create(name, args, target)
+        fastest = best(r for r in self._records if r.workload == found.key).get((found.key, found.target_key))
+        return fastest and ConfigEntity(found.config_space.index(fastest.config), fastest.config)
 
     def lookup(self, target: tvm.target.Target) -> ConfigLookup | None:
         """Return the config lookup of a build for `target`; None, with a warning, for a GPU."""

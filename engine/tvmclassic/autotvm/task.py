@@ -160,14 +160,16 @@ def create(task_name, args, target, target_host=None, template_key=None) -> Task
     """`autotvm.task.create`: build a task from the name and arguments of an extracted one.
 
     A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd". For a
-    template of the script, give its name or the template itself, and its arguments.
+    template of the script, give its name or the template itself, and its arguments; its target may be "cuda",
+    for which there are configs and schedules, but no measuring.
 
     Raises:
         ValueError: No task has this name and these arguments.
     """
     task_name = getattr(task_name, "template_name", task_name)
     if task_name in template.TEMPLATES:
-        return template.TemplateTask(task_name, args, target_of(target))
+        target = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
+        return template.TemplateTask(task_name, args, target)
     try:
         return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(target_of(target))))
     except (ValueError, TypeError, IndexError):

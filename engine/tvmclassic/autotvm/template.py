@@ -79,7 +79,7 @@ def _found(name: str, args):
     """Return the best config of the records that are applied; a space that falls back without one."""
     target = compiler.resolve_target(targets.for_build(), kinds=("llvm", "cuda"))  # of the context
     applied = context.apply_best.get()
-    config = applied.config_of(_key(name, args), machine.target_json(target)) if applied else None
+    config = applied.config_of(key_of(name, args), machine.target_json(target)) if applied else None
     if config is None:
         where = "in the records" if applied else "without autotvm.apply_history_best"
         warnings.warn(
@@ -90,7 +90,8 @@ def _found(name: str, args):
     return config
 
 
-def _key(name: str, args) -> tuple[str, str]:
+def key_of(name: str, args) -> tuple[str, str]:
+    """Return the key of a template's task. Raises TypeError for arguments that JSON does not have."""
     try:
         return name, json.dumps(_as_tuple(args))
     except TypeError as error:
@@ -119,7 +120,7 @@ class TemplateTask:
     def __init__(self, name: str, args, target: tvm.target.Target):
         self.name, self.args, self.target = name, _as_tuple(tuple(args)), target
         self.kwargs, self.target_host = {}, None
-        self.key, self.target_key = _key(name, self.args), machine.target_json(target)
+        self.key, self.target_key = key_of(name, self.args), machine.target_json(target)
         self.config_space = TemplateSpace()
         tensors = self._run(self.config_space)[1]
         self.flop = self.config_space.flop or _operations(name, tensors)
@@ -152,7 +153,16 @@ class TemplateTask:
         return self.config_space.features(values)
 
     def measure(self, opened: tuning.LocalRunner, configs: list[TemplateConfig]) -> list[tuning.Trial]:
-        """Build and time configs with a runner of `tvmfast.tuning`, on random arrays; checks no results."""
+        """Build and time configs with a runner of `tvmfast.tuning`, on random arrays; checks no results.
+
+        Raises NotImplementedError for a GPU, whose schedules `instantiate` makes for `tvm.build`.
+        """
+        if self.target.kind.name != "llvm":
+            raise NotImplementedError(
+                f"template {self.name}: configs for {self.target.kind.name!r} are not measured here; build "
+                "one by tvm.build(*task.instantiate(config), target) and time it, or tune with "
+                "tvm.s_tir.meta_schedule"
+            )
         trials: dict[int, tuning.Trial] = {}
         modules: dict[int, tvm.IRModule] = {}
         for number, config in enumerate(configs):

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import logging
 import sys
 import time
 import warnings
@@ -15,6 +16,7 @@ from .task import ConfigEntity, Task
 from .template import REFUSED
 
 _PLAN = 8  # configs proposed at once
+_LOG = logging.getLogger("autotvm")  # as scripts know it
 
 
 # ---------------------------------------------------------------- measuring
@@ -189,6 +191,8 @@ class Tuner:
                     self.best_flops, self.best_config = reached, inp.config
                     self.best_iter = done
                     self.best_measure_pair = inp, result
+                rates = reached / 1e9, self.best_flops / 1e9
+                _LOG.debug("No: %d\tGFLOPS: %.2f/%.2f\tresult: %s\t%s", done, *rates, result, inp.config)
             self.update(inputs, results)
             for callback in callbacks:
                 callback(self, inputs, results)

@@ -13,6 +13,7 @@ build          `relay.build` and its library
 vm             `relay.vm`, its executables, `relay.create_executor`
 machine        the virtual machine: branches, recursion, dims of any length
 quantize       `relay.quantize`: networks of float32 as such of int8
+sparsity       `relay.data_dep_optimization`: sparse weights
 functor        `relay.expr_functor`: visitors; `relay.ScopeBuilder`
 networks       the networks of `relay.testing`
 testing        `relay.testing`

@@ -97,6 +97,10 @@ def _run_tvm_pass(tvm_pass, mod):
             f"Sequential: {tvm_pass.info.name} is a pass of today and takes no Relay module; run it on "
             "its own"
         )
+    return _print(mod)
+
+
+def _print(mod):
     print(mod, file=sys.stderr)
     return mod
 
@@ -165,6 +169,7 @@ NAMES: dict = {
     "Pass": Pass,
     "Sequential": Sequential,
     "PassContext": tvm.transform.PassContext,
+    "PrintIR": lambda *_header: Pass("PrintIR", _print),  # of TVM 0.6; later tvm.transform.PrintIR
     "function_pass": _of_script(
         "transform_function",
         lambda body, mod, context: _each(mod, lambda function: body(function, mod, context)),

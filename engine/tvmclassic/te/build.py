@@ -1,20 +1,18 @@
-"""`tvm.lower` and `tvm.build` of TE schedules, and today's modules with the methods that they had."""
+"""`tvm.lower` and `tvm.build` of TE schedules, modules and functions."""
 
 import contextlib
 
 import tvm
-from tvm import s_tir
+from tvm import s_tir, te
 from tvm.runtime import Module
 
 from tvmfast.core import machine
 from tvmfast.core.compat import cuda_headers, exact_cuda
 
-from .. import targets
+from .. import context, targets
+from .ops import key, outputs_of
 from .replay import replay
 from .schedule import Schedule
-
-# The last: a library's only function, beside its name.
-_ENTRIES = ("main", "default_function", "__tvm_ffi_main")
 
 # What makes loops of blocks; from here on TVM rewrites the loops themselves.
 _LOOPS = (
@@ -40,7 +38,8 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
         name: The function's name.
         binds: Not supported: buffers of arguments; None.
         simple_mode: Whether to return loops without blocks, for printing. Else the module has the blocks of
-            TensorIR, on which a `tvm.s_tir.Schedule` can go on. `build` takes both.
+            TensorIR, on which a `tvm.s_tir.Schedule` can go on. `build` takes both. For
+            printing, results may be missing among the arguments: they follow these.
 
     Raises:
         TypeError: `inp` is something else, or a schedule without `args`.
@@ -53,6 +52,9 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
     if _is_scheduled(inp) and not isinstance(args, list | tuple):
         raise TypeError("tvm.lower: expected the arguments of the function, such as [A, B, C]")
     if isinstance(inp, Schedule):
+        if simple_mode:  # what prints a schedule may leave the results out
+            given = {key(arg.op) for arg in args if isinstance(arg, te.Tensor)}
+            args = [*args, *(t for op in inp.outputs if key(op) not in given for t in outputs_of(op))]
         mod = replay(inp, args, name).mod
     elif _is_scheduled(inp):
         mod = tvm.IRModule({name: inp.lowered(args)["main"].with_attr("global_symbol", name)})
@@ -65,7 +67,9 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
             "tvm.lower: expected a schedule of te.create_schedule, a module or a function; "
             f"got {type(inp).__name__}"
         )
-    return tvm.transform.Sequential([make() for make in _LOOPS])(mod) if simple_mode else mod
+    passes = context.lower_passes()
+    loops = [make() for make in _LOOPS] if simple_mode or passes else []
+    return tvm.transform.Sequential([*loops, *passes])(mod)
 
 
 def _is_scheduled(given) -> bool:
@@ -128,45 +132,3 @@ def build(
     if len(names) == 1:
         module.__dict__["entry_name"] = names[0]
     return module
-
-
-# ---------------------------------------------------------------- modules
-
-
-def _entry(module: Module) -> str:
-    """Return the name of a module's function: as `build` noted it, or, of a loaded library, what it has."""
-    if "entry_name" in module.__dict__:
-        return module.__dict__["entry_name"]
-    return next((name for name in _ENTRIES if module.implements_function(name)), "main")
-
-
-def _call(module: Module, *args):
-    """Call a module's function: that of its name, or its only one."""
-    if "entry_call" not in module.__dict__:  # looking it up takes as long as a small kernel
-        module.__dict__["entry_call"] = module.get_function(_entry(module))
-    return module.__dict__["entry_call"](*args)
-
-
-def _time_evaluator(original):
-    def time_evaluator(self, func_name, dev=None, number=10, repeat=1, *args, ctx=None, **options):
-        """`Module.time_evaluator`, with the device also as `ctx`."""
-        return original(self, func_name, ctx if dev is None else dev, number, repeat, *args, **options)
-
-    return time_evaluator
-
-
-def _save(module: Module, file_name, fmt: str = "") -> None:
-    """`Module.save`: write an object file, LLVM's or a GPU's code, by the ending of the name."""
-    module.write_to_file(str(file_name), fmt or str(file_name).rpartition(".")[2])
-
-
-METHODS = {
-    "__call__": _call,
-    "entry_name": property(_entry),
-    "entry_func": property(lambda self: self.get_function(_entry(self))),
-    "get_source": Module.inspect_source,
-    "imported_modules": property(lambda self: list(self.imports)),
-    "save": _save,
-    "time_evaluator": _time_evaluator(Module.time_evaluator),
-    "type_key": property(lambda self: self.kind),
-}

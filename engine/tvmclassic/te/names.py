@@ -2,15 +2,13 @@
 
 import tvm
 from tvm import te, tirx
-from tvm.runtime import Module
 
 from . import build
-from .extern import extern
-from .schedule import Schedule, create_schedule
+from .schedule import Schedule, create_schedule, inline_all
 from .stage import Stage
 
 # TVM 0.5 had these in `tvm` itself.
-_OF_TE = "var const placeholder compute scan thread_axis reduce_axis comm_reducer tag_scope"
+_OF_TE = "var const placeholder compute thread_axis reduce_axis comm_reducer tag_scope"
 _OF_TIR = (
     "all any sum max min exp tanh sigmoid log sqrt floor ceil trunc round abs power popcount if_then_else "
     "decl_buffer call_packed call_extern"
@@ -22,22 +20,22 @@ def patches() -> list[tuple[object, str, object]]:
     """List the attributes to set, as (object, attribute name, value)."""
     return [
         (te, "create_schedule", create_schedule),
-        (te, "extern", extern),
-        (tvm, "extern", extern),
         (tvm, "create_schedule", create_schedule),
         (tvm, "lower", build.lower),
         (tvm, "build", build.build),
         *((tvm, name, getattr(te, name)) for name in _OF_TE.split()),
         *((tvm, name, getattr(tirx, name)) for name in _OF_TIR.split()),
         (tvm, "select", tirx.Select),
-        *((Module, name, value) for name, value in build.METHODS.items()),
     ]
 
 
 def spaces() -> dict[str, dict]:
     """Return the contents of `tvm.te.schedule`, `tvm.tir` and its modules: {module: {attribute: value}}."""
     schedule = {"Schedule": Schedule, "Stage": Stage, "create_schedule": create_schedule}
-    of_tir = {**_public(tirx), "Schedule": tvm.s_tir.Schedule, "TensorIntrin": tvm.s_tir.TensorIntrin}
+    schedule["AutoInlineInjective"] = inline_all
+    moved = {name: getattr(tvm.s_tir, name) for name in ("Schedule", "TensorIntrin")}
+    moved |= {"Call": tvm.ir.Call, "StringImm": tvm.ir.StringImm, "PrimExpr": tvm.ir.Expr}
+    of_tir = {**_public(tirx), **moved}
     parts = {f"tvm.tir.{name}": _public(getattr(tirx, name)) for name in _MODULES.split()}
     return {"tvm.te.schedule": schedule, "tvm.tir": {**of_tir, "schedule": tvm.s_tir.schedule}, **parts}
 

@@ -49,6 +49,7 @@ class StageOp:
     dtypes: tuple
     input_tensors: list
     tag: str = ""
+    body: list | None = None
     attrs: dict = dataclasses.field(default_factory=dict)
 
     @property

@@ -15,7 +15,10 @@ from .steps import CacheWrite, Fuse, RFactor, Split
 
 
 def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
-    """Return arguments whose factored sums have no rest, and the old operation's key by that of the new."""
+    """Return arguments whose factored sums have no rest, and the old operation's key by that of the new.
+
+    An operation without a reduction, of whose results only one is read, has only this.
+    """
     sources = {id(c.stage): c.result.origin_op for c in schedule.changes if isinstance(c, CacheWrite)}
     sums: dict[int, dict[int, int | None]] = {}
     for change in schedule.changes:
@@ -25,17 +28,27 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
             multiples = {key(root): _multiple(root, change.steps) for root in own}
             if any(_leaves_rest(root, multiples[key(root)]) for root in own):
                 sums.setdefault(key(op), {}).update(multiples)
-    if not sums:
+    outputs = [arg for arg in args if isinstance(arg, te.Tensor)]
+    ops, read = ordered([output.op for output in outputs]), {}
+    for tensor in [*outputs, *(tensor for op in ops for tensor in op.input_tensors)]:
+        if isinstance(tensor.op, te.ComputeOp) and len(tensor.op.body) > 1 and not reduced_of(tensor.op):
+            read.setdefault(key(tensor.op), set()).add(int(tensor.value_index))
+    whole = any(isinstance(op, te.ExternOp) for op in ops)  # what its function reads is not rewritten
+    single = {} if whole else {of: min(index) for of, index in read.items() if len(index) == 1}
+    if not sums and not single:
         return args, {}
     made: dict[int, te.ComputeOp] = {}
 
     def new(tensor):
-        return made[key(tensor.op)].output(tensor.value_index) if key(tensor.op) in made else tensor
+        index = 0 if key(tensor.op) in single else tensor.value_index
+        return made[key(tensor.op)].output(index) if key(tensor.op) in made else tensor
 
-    for op in ordered([arg.op for arg in args if isinstance(arg, te.Tensor)]):
+    for op in ops:
         if not isinstance(op, te.ComputeOp):
             continue
-        body = list(op.body)
+        body = [op.body[single[key(op)]]] if key(op) in single else list(op.body)
+        if key(op) in single:
+            made[key(op)] = te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, body)
         if any(key(tensor.op) in made for tensor in op.input_tensors):
             body = [tvm_ffi.structural_map(value, [(te.Tensor, new)]) for value in body]
             made[key(op)] = te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, body)

@@ -14,14 +14,17 @@ left. So `Replay` takes them in this order:
 5. `tensorize`.
 """
 
+import itertools
 import re
 
 import tvm
 import tvm_ffi
 from tvm import te
-from tvm.s_tir import SBlockRealize
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx import decl_buffer
 from tvm.tirx.buffer import is_buffer_var
 
+from ..expressions import Intrinsic
 from .ops import REDUCE, axes_of, constant, key, name_of, ordered, outputs_of, reduced_of
 from .padding import pad
 from .recorder import Recorder
@@ -64,7 +67,10 @@ class Replay:
     """A TE schedule after its replay: `mod` is the scheduled module, `script()` the code that makes it."""
 
     def __init__(self, schedule, args: list, name: str):
+        within = _within(schedule, args)
         args, self._old = pad(schedule, args)
+        inner = {place: args[place] for place in within}
+        args = [arg for place, arg in enumerate(args) if place not in inner]
         self.func = te.create_prim_func(args).with_attr("global_symbol", name)
         self._schedule, self._rec = schedule, Recorder(self.func)
         self._names: dict[int, list[str]] = {}  # of the blocks that an operation begins with
@@ -89,8 +95,8 @@ class Replay:
             self._start(stage)
         for stage in schedule.stages:
             for axis, intrinsic in stage.tensorized:
-                self._on_leaf(stage, axis, "tensorize", intrinsic)
-        self.mod = tvm.IRModule({name: self._rec.sch.mod["main"]})
+                self._on_leaf(stage, axis, "tensorize", self._intrinsic(stage, axis, intrinsic))
+        self.mod = tvm.IRModule({name: self._with_arguments(self._rec.sch.mod["main"], inner)})
 
     def script(self) -> str:
         """Return the function in TVMScript and the steps on it, as a script that ends with `mod`."""
@@ -110,11 +116,34 @@ class Replay:
             ]
         )
 
+    def _with_arguments(self, func, inner: dict[int, te.Tensor]):
+        """Return a function with results of stages in the loops of others as arguments, unused if inlined."""
+        if not inner:
+            return func
+        self._rec.note("no arguments here: " + ", ".join(tensor.op.name for tensor in inner.values()))
+        params, root, taken = list(func.params), func.body.block, []
+        stages = {key(stage.origin_op): stage for stage in self._schedule.stages}
+        for place, tensor in inner.items():
+            stage = stages[self._old.get(key(tensor.op), key(tensor.op))]
+            buffer = decl_buffer(tensor.shape, tensor.dtype, stage.name, layout=None)
+            if stage.attach_type == "scope":
+                buffer = self._rec.sch.get(self._blocks[id(stage)]).writes[tensor.value_index].source
+                if buffer.scope() != "global":
+                    raise Unsupported(f"{stage.at('compute_at')}: an argument has to be in global memory")
+                taken.append(buffer)
+            params.insert(place, buffer)
+        kept = [each for each in root.alloc_buffers if not any(each.same_as(buffer) for buffer in taken)]
+        parts = root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init
+        body = SBlockRealize([], True, SBlock(*parts, kept, root.match_buffers, root.annotations))
+        return tvm.tirx.PrimFunc(params, body, func.ret_type, func.attrs)
+
     # ------------------------------------------------------------ blocks
 
     def _name_blocks(self, args: list) -> None:
         sch = self._rec.sch
-        blocks = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
+        blocks = [self.func.body.block.name_hint]  # of te.extern alone, it has no block around it
+        if blocks == ["root"]:
+            blocks = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
         for op in ordered([arg.op for arg in args if isinstance(arg, te.Tensor)]):
             if isinstance(op, te.PlaceholderOp):
                 continue
@@ -357,7 +386,9 @@ class Replay:
             )
         if not reduced:
             return
-        block, loop = self._block(stage, "reduction"), self._loops[id(stage)][key(reduced[0])]
+        begins = {key(reduced[0]), *(key(axis) for axis, of in stage.tensorized if isinstance(of, Intrinsic))}
+        first = next(key(axis) for axis in stage.leaf_iter_vars if key(axis) in begins)
+        block, loop = self._block(stage, "reduction"), self._loops[id(stage)][first]
         if shared:
             self._refuse_condition(stage.at("bind"), block)
             return
@@ -366,6 +397,28 @@ class Replay:
             self._rec.call(stage.at("reduction"), "decompose_reduction", block, loop, names=names)
         except ScheduleError:  # windows of neighbouring iterations overlap
             self._rec.note(f"{stage.name} starts in the first step of its loops")
+
+    def _intrinsic(self, stage, axis, intrinsic) -> str:
+        """Return the name of what goes in the place of a loop: where a sum goes on, that which adds to it."""
+        if isinstance(intrinsic, str):
+            return intrinsic
+        self._rec.note(f"register {intrinsic.name} by tvm.s_tir.TensorIntrin.register")
+        outside = itertools.takewhile(lambda leaf: key(leaf) != key(axis), stage.leaf_iter_vars)
+        if not intrinsic.sums or all(each.iter_type != REDUCE for each in outside):
+            return intrinsic.name
+        if not intrinsic.updates:
+            raise ScheduleError(
+                f"{stage.at('tensorize', axis)}: the sum goes on outside of it, so te.decl_tensor_intrin has "
+                "to get three statements: what computes all, what starts a sum, what adds to it"
+            )
+        return f"{intrinsic.name}.update"
+
+
+def _within(schedule, args: list) -> list[int]:
+    """Return the places of arguments that are no stages of their own: inlined, or in the loops of others."""
+    of = {key(stage.origin_op): stage for stage in schedule.stages}
+    found = [(i, of.get(key(arg.op))) for i, arg in enumerate(args) if isinstance(arg, te.Tensor)]
+    return [i for i, s in found if s and s.attach_type != "root" and not s.is_output and axes_of(s.op)]
 
 
 def _around(stage):

@@ -25,11 +25,6 @@ class Schedule:
         self.changes: list[CacheRead | CacheWrite | RFactor] = []
         self._of: dict[int, tuple[object, Stage]] = {}  # operation and stage, by the operation's key
         for op in ordered(outputs):
-            if isinstance(op, te.ScanOp):
-                raise Unsupported(
-                    f"te.scan ({op.name}): TensorIR functions of tensor expressions have no scan; write the "
-                    "loop in TensorIR, or, for sums along an axis, call tvm.topi.cumsum"
-                )
             self._insert(op, len(self.stages))
         for output in outputs:
             self[output].is_output = True
@@ -157,7 +152,14 @@ class Schedule:
         first = self._insert(op, self.stages.index(stage))
         self.changes.append(RFactor(stage, first, axis, factor_axis, stage.steps, roots, reduced, others))
         last = [new_axis(axis.dom.extent, f"{name_of(axis)}.v", REDUCE)]
-        self._becomes(stage, StageOp(old.name, list(old.axis), last, dtypes, outputs_of(op)))
+        sums = StageOp(old.name, list(old.axis), last, dtypes, outputs_of(op))
+        if isinstance(old, te.ComputeOp) and len(dtypes) == 1:  # for scripts that print it
+            parts = te.placeholder([each.dom.extent for each in axes], dtypes[0], op.name)
+            at = [each.var for each in old.axis]
+            at.insert(factor_axis % len(axes), last[0].var)
+            true = tvm.tirx.const(True, "bool")
+            sums.body = [te.Reduce(old.body[0].combiner, [parts(*at)], last, true, 0)]
+        self._becomes(stage, sums)
         return op.output(0) if len(dtypes) == 1 else outputs_of(op)
 
     def _insert(self, op, place: int) -> Stage:
@@ -195,13 +197,21 @@ def create_schedule(ops) -> Schedule:
 
     Raises:
         TypeError: Something else.
-        ScheduleError: A program with `te.scan`.
     """
     ops = list(ops) if isinstance(ops, list | tuple | tvm.ir.Array) else [ops]
     ops = [each.op if isinstance(each, te.Tensor) else each for each in ops]
     if not ops or not all(isinstance(op, te.tensor.Operation) for op in ops):
         raise TypeError(f"te.create_schedule: expected operations, such as C.op; got {ops!r}")
     return Schedule(ops)
+
+
+def inline_all(schedule: Schedule) -> None:
+    """`te.schedule.AutoInlineInjective`: compute what is no reduction and no result where it is read."""
+    read = {key(t.op) for s in schedule.stages if isinstance(s.op, te.ExternOp) for t in s.op.input_tensors}
+    for stage in schedule.stages:
+        alone = isinstance(stage.op, te.ComputeOp) and not stage.op.reduce_axis and key(stage.op) not in read
+        if alone and not stage.is_output and stage.attach_type == "root" and len(outputs_of(stage.op)) == 1:
+            stage.compute_inline()
 
 
 def _only_result(primitive: str, stage: Stage, count: int = 1) -> tuple:

@@ -7,6 +7,7 @@ TVM 0.8's `src/te/schedule/schedule_lang.cc`; so are the names of axes.
 
 from tvm.tirx import IterVar
 
+from ..expressions import Intrinsic
 from .ops import axes_of, constant, key, name_of, new_axis, reduced_of
 from .steps import Fuse, Reorder, Split
 
@@ -41,7 +42,7 @@ class Stage:
         self.kinds: dict[int, str] = {}  # "parallel", "vectorize", "unroll", by axis
         self.threads: dict[int, IterVar] = {}
         self.pragmas: list[tuple[IterVar, str, object]] = []
-        self.tensorized: list[tuple[IterVar, str]] = []
+        self.tensorized: list[tuple[IterVar, str | Intrinsic]] = []
         self.aligned: list[tuple[int, int, int]] = []
         self.double_buffered = False
         self.store_predicate = None
@@ -166,14 +167,13 @@ class Stage:
         self.place_of("pragma", var)
         self.pragmas.append((var, pragma_type, pragma_value))
 
-    def tensorize(self, var, tensor_intrin: str) -> None:
-        """Replace a loop and those inside it by an intrinsic of `tvm.s_tir.TensorIntrin.register`."""
+    def tensorize(self, var, tensor_intrin) -> None:
+        """Replace a loop and those in it by what `te.decl_tensor_intrin` or `TensorIntrin.register` made."""
         self.place_of("tensorize", var)
-        if not isinstance(tensor_intrin, str):
-            raise Unsupported(
-                f"{self.at('tensorize', var)}: expected the name of an intrinsic that "
-                "tvm.s_tir.TensorIntrin.register made, of a description and an implementation in TVMScript; "
-                f"got {type(tensor_intrin).__name__}"
+        if not isinstance(tensor_intrin, str | Intrinsic):
+            raise ScheduleError(
+                f"{self.at('tensorize', var)}: expected what te.decl_tensor_intrin returns, or a name that "
+                f"tvm.s_tir.TensorIntrin has; got {type(tensor_intrin).__name__}"
             )
         self.tensorized.append((var, tensor_intrin))
 

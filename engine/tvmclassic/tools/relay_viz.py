@@ -193,12 +193,12 @@ class TermGraph(VizGraph):
 
 class _Plotter(Plotter):
     def __init__(self):
-        self.graphs = []
+        self._name_to_graph = {}  # by TVM's name, as a script's plotter fills it
 
     def create_graph(self, name: str) -> TermGraph:
         """Add a graph for the function `name`."""
-        self.graphs.append(TermGraph(name))
-        return self.graphs[-1]
+        self._name_to_graph[name] = TermGraph(name)
+        return self._name_to_graph[name]
 
 
 class TermPlotter(_Plotter):
@@ -209,7 +209,7 @@ class TermPlotter(_Plotter):
 
     def render(self, filename: str | None = None) -> None:
         """Print the trees, or write them to `filename`."""
-        text = "\n\n".join(graph.render() for graph in self.graphs)
+        text = "\n\n".join(graph.render() for graph in self._name_to_graph.values())
         if filename:
             Path(filename).write_text(text + "\n")
         else:
@@ -229,7 +229,7 @@ class DotPlotter(_Plotter):
         """Write `filename`.gv, by default graph.gv."""
         lines = ["digraph {"]
         lines += [f"  {kind} [{_dot(attrs)}]" for kind, attrs in self.attrs.items() if attrs]
-        for number, graph in enumerate(self.graphs):
+        for number, graph in enumerate(self._name_to_graph.values()):
             lines += [f"  subgraph cluster_{number} {{", f"    {_dot({'label': graph.name})}"]
             for identity, node in graph.nodes.items():
                 attrs = {"label": f"{node.type_name}\n{node.detail}".strip(), **self.get_node_attr(node)}

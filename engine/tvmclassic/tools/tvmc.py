@@ -19,10 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+import tvm.rpc
 
 from tvmfast.core import renamed
 from tvmfast.runtime import saved
 
+from .. import remote
 from ..autotvm import record, task
 from ..autotvm import tuner as tuners
 from ..graph_executor import GraphModule, GraphModuleDebug
@@ -243,15 +245,21 @@ def run_module(
 ) -> TVMCResult:
     """Run and time a package on this machine: `repeat` means of `number` runs each.
 
-    Inputs missing in `inputs`, arrays by name, are filled by `fill_mode`. `profile` prints the time of each
-    kernel; with `end_to_end`, the times include setting the inputs and fetching the outputs.
+    With a `hostname`, the package runs on that machine: on the RPC server at `hostname`:`port` or, with an
+    `rpc_key`, on one that the tracker there lists under the key. Inputs missing in `inputs`, arrays by name,
+    are filled by `fill_mode`. `profile` prints the time of each kernel; with `end_to_end`, the times include
+    setting the inputs and fetching the outputs.
 
     Raises:
-        TVMCException: A remote host, another device, or inputs that do not fit the model.
+        TVMCException: Another device, a key without a host, inputs that do not fit the model, or `profile` of
+            a run on another machine.
+        ConnectionError: No server or tracker answers.
     """
-    if hostname is not None:
+    if rpc_key and not hostname:
+        raise TVMCException("tvmc run: --rpc-key needs its tracker: give --rpc-tracker HOST:PORT")
+    if profile and hostname:
         raise TVMCException(
-            "tvmc run: packages run on this machine; copy the package to the other one and run it there"
+            "tvmc run: kernels are timed where they run: run --profile on that machine, or leave it out"
         )
     if device != "cpu":
         raise TVMCException(
@@ -259,7 +267,8 @@ def run_module(
         )
     if fill_mode not in FILL_MODES:
         raise TVMCException(f"tvmc run: expected a fill mode of {', '.join(FILL_MODES)}; got {fill_mode!r}")
-    compiled = build.load_module(tvmc_package.lib_path).compiled
+    load = functools.partial(_load_remotely, hostname, int(port), rpc_key) if hostname else build.load_module
+    compiled = load(tvmc_package.lib_path).compiled
     unknown = set(inputs or {}) - {spec.name for spec in compiled.inputs}
     if unknown:
         expected = "; ".join(map(str, compiled.inputs))
@@ -278,6 +287,20 @@ def run_module(
     times = module.benchmark(number=number, repeat=repeat, end_to_end=end_to_end)
     outputs = {f"output_{n}": module.get_output(n).numpy() for n in range(module.get_num_outputs())}
     return TVMCResult(outputs, times)
+
+
+def _load_remotely(hostname: str, port: int, key: str | None, path: str) -> build.ExecutorFactoryModule:
+    """Load a library on an RPC server, or on one of a tracker's, which that session keeps until it ends."""
+    session = remote.request_remote(key, hostname, port, timeout=1000) if key else _connected(hostname, port)
+    session.upload(path)
+    return session.load_module(Path(path).name)
+
+
+def _connected(hostname: str, port: int) -> tvm.rpc.RPCSession:
+    try:
+        return tvm.rpc.connect(hostname, port)
+    except RuntimeError as error:  # TVM's
+        raise ConnectionError(f"tvmc run: no RPC server answers at {hostname}:{port}") from error
 
 
 def _filled(shape, dtype, mode):

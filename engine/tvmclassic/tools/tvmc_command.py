@@ -96,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--end-to-end", action="store_true", help="time the copies of inputs and outputs too")
     add("--repeat", type=int, default=1, metavar="N", help="means to take (1)")
     add("--number", type=int, default=1, metavar="N", help="runs in a mean (1)")
+    add("--rpc-key", help="the key of the device at a tracker")
+    add("--rpc-tracker", metavar="HOST:PORT", help="the tracker's address; without a key that of a server")
 
     add = command("tune", "Tune a model's convolutions and dense layers with AutoTVM.")
     add("-o", "--output", required=True, help="the log file")
@@ -111,6 +113,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--rpc-key", help="the key of the devices at a tracker")
     add("--rpc-tracker", metavar="HOST:PORT", help="the tracker's address")
     return parser
+
+
+def _tracker(args) -> dict:
+    host, _, port = (args.rpc_tracker or "").partition(":")
+    if port and not port.isdigit():
+        raise tvmc.TVMCException(f"--rpc-tracker: expected HOST:PORT, got {args.rpc_tracker!r}")
+    return {"hostname": host or None, "port": int(port or 9090)}
 
 
 def _split(text: str) -> list[str]:
@@ -144,7 +153,8 @@ def _run(args) -> None:
             raise tvmc.TVMCException(
                 f"--inputs: expected a .npz file with arrays by name; {args.inputs}: {error}"
             ) from None
-    result = tvmc.run_module(tvmc.TVMCPackage(args.FILE), **vars(args) | {"inputs": inputs})
+    options = vars(args) | {"inputs": inputs} | _tracker(args)
+    result = tvmc.run_module(tvmc.TVMCPackage(args.FILE), **options)
     if args.print_time:
         print(result.format_times())
     if args.print_top:
@@ -156,13 +166,11 @@ def _run(args) -> None:
 
 
 def _tune(args) -> None:
-    host, _, port = (args.rpc_tracker or "").partition(":")
     options = {
         "target": _target(args),
         "tuning_records": args.output,
         "prior_records": args.tuning_records,
-        "hostname": host or None,
-        "port": int(port or 9090),
+        **_tracker(args),
     }
     tvmc.tune_model(_model(args), **vars(args) | options)
 

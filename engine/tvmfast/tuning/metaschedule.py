@@ -155,6 +155,13 @@ def _space() -> ms.SpaceGenerator:
     return ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
 
 
+def _with_cores(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target with a number of cores, which MetaSchedule asks for: if need be this machine's."""
+    if target.attrs.get("num-cores"):
+        return target
+    return tvm.target.Target({**json.loads(machine.target_json(target)), "num-cores": machine.usable_cores()})
+
+
 def search(session: Any, runner: Runner, seed: int | None) -> None:
     """Run MetaSchedule until the session's trials are used up.
 
@@ -174,7 +181,7 @@ def search(session: Any, runner: Runner, seed: int | None) -> None:
             known = {records.key(r.config) for r in session.known if r.workload == task.workload}
             context = ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}),
-                target=session.target,
+                target=_with_cores(session.target),
                 task_name=task.workload.name,
                 space_generator=_space(),
                 num_threads=machine.usable_cores() if seed is None else 1,
