@@ -312,7 +312,9 @@ def default_of_tile(workload: Convolution, m: int, simd: Simd) -> Winograd.Confi
 # ---------------------------------------------------------------- shared with `winograd_int`
 
 
-def cheapest_tile(workload: Convolution, sides: Iterable[int], read: int, transform: int) -> int | None:
+def cheapest_tile(
+    workload: Convolution, sides: Iterable[int], read: int, transform: int, direct: float = 1
+) -> int | None:
     """Choose the side of the output tiles that costs least; None if direct convolution is better.
 
     Counted for each pair of an input and an output channel: the multiply-adds, the transforms of tiles, and
@@ -323,10 +325,11 @@ def cheapest_tile(workload: Convolution, sides: Iterable[int], read: int, transf
         sides: Those to choose from.
         read: Multiply-adds in the time that one weight takes from main memory.
         transform: Multiply-adds in the time that an element of a tile takes to be transformed, in or out.
+        direct: Multiply-adds in the time of one of direct convolution.
     """
     images, (height, width) = workload.data[0], workload.out_size
     outs, ins = workload.weight[:2]
-    costs = {None: 9 * (images * height * width + read)}
+    costs = {None: 9 * (images * height * width * direct + read)}
     for m in sides:
         tiles = images * ceildiv(height, m) * ceildiv(width, m)
         costs[m] = (m + 2) ** 2 * (tiles * (1 + transform * (1 / outs + 1 / ins)) + read)

@@ -66,10 +66,12 @@ class Convolution(Workload):
         if self.is_depthwise:
             config = RULES["depthwise"].default(self, simd)
             return RULES["depthwise"].as_dict(replace(config, tile_oh=min(config.tile_oh, _DYNAMIC_ROWS)))
-        names = ("winograd", "conv2d") if self.dtype == "float32" else ("winograd_int", "dot_conv")
-        winograd, direct = (RULES[name] for name in names)
+        if self.dtype == "uint8":
+            return RULES["dot_conv"].as_dict(RULES["dot_conv"].default(self, simd))
+        winograd = RULES["winograd"]
         config = winograd.default(self, simd) if winograd.applies(self, simd) else None
-        return direct.as_dict(direct.default(self, simd)) if config is None else winograd.as_dict(config)
+        rule = RULES["conv2d"] if config is None else winograd
+        return rule.as_dict(config or rule.default(self, simd))
 
     def depthwise_of_bytes(
         self, weight: np.ndarray, zero: int, simd: Simd, static: bool
