@@ -114,6 +114,8 @@ def test_it_is_chosen_where_fewer_products_pay_and_where_it_is_exact():
         assert chosen(AVX2, channels, channels, (size, size)) == by_pairs
         assert chosen(vnni, channels, channels, (size, size)) == by_bytes
         assert chosen(plain, channels, channels, (size, size)) == "dot_conv"
+    config = conv(64, 64, (56, 56)).config(None, vnni)
+    assert 14 // (config["tile_oh"] * config["block_oh"]) >= 8, "the threads share at least 8 tasks"
     assert chosen(AVX2, 112, 64, (28, 28)) == 4 and chosen(AVX2, 120, 64, (28, 28)) == 3
     assert chosen(AVX2, 1824, 64, (28, 28)) == 3 and chosen(AVX2, 1832, 64, (28, 28)) == "dot_conv"
     assert chosen(AVX2, 64, 64, (1, 1), padding=1) == "dot_conv"

@@ -350,7 +350,9 @@ def tiles_to_search(workload: Convolution, m: int, simd: Simd, most: tuple[int, 
             yield oh, ow, oc, (0, *(b for b in (1, 2, 4) if ceildiv(down, oh) % b == 0))
 
 
-def default_tiles(workload: Convolution, m: int, simd: Simd, size: int, l2: int, l2_weights: int) -> tuple:
+def default_tiles(
+    workload: Convolution, m: int, simd: Simd, size: int, l2: int, l2_weights: int, tasks: int = 4
+) -> tuple:
     """Choose the default tile_oh, tile_ow, tile_oc and block_oh.
 
     Two blocks of channels, or three: with one, the transformed inputs, with more, the weights are fetched
@@ -363,6 +365,7 @@ def default_tiles(workload: Convolution, m: int, simd: Simd, size: int, l2: int,
         size: Bytes of a transformed element.
         l2: Bytes of a core's cache for transformed inputs.
         l2_weights: Bytes of transformed weights that are read repeatedly from there.
+        tasks: Of an image, for the threads to share: at least so many, or one for each row of blocks.
     """
     images, (down, across) = workload.data[0], (ceildiv(each, m) for each in workload.out_size)
     outs, sources = (ceildiv(channels, simd.lanes) for channels in workload.weight[:2])
@@ -378,7 +381,7 @@ def default_tiles(workload: Convolution, m: int, simd: Simd, size: int, l2: int,
     rows = ceildiv(down, tile_oh)
     block_oh = 0
     if vectors * outs * simd.lanes <= l2_weights and images * rows >= 4:
-        most = max(1, min(l2 // row, rows // 4))
+        most = max(1, min(l2 // row, rows // tasks))
         block_oh = next(b for b in range(most, 0, -1) if rows % b == 0)
     return tile_oh, tile_ow, tile_oc, block_oh
 

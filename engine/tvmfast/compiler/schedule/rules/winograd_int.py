@@ -209,7 +209,7 @@ def best_tile(workload: Convolution, simd: Simd) -> int | None:
 
 def default_of_tile(workload: Convolution, m: int, simd: Simd) -> WinogradInt.Config:
     """Choose the default config among those with output tiles of side `m`."""
-    tiles = winograd.default_tiles(workload, m, simd, 2, l2=256 << 10, l2_weights=1 << 20)
+    tiles = winograd.default_tiles(workload, m, simd, 2, l2=256 << 10, l2_weights=1 << 20, tasks=8)
     return WinogradInt.Config(simd.pairs, m, *tiles)
 
 
