@@ -103,14 +103,19 @@ def test_it_equals_the_direct_rule(m, spec, rng):
         np.testing.assert_array_equal(run(workload, direct, data, weight, spec), wanted)
 
 
-def test_it_is_chosen_where_16_bits_are_multiplied_and_where_it_is_exact():
+def test_it_is_chosen_where_fewer_products_pay_and_where_it_is_exact():
     def chosen(simd, *sizes, **others):
         config = conv(*sizes, **others).config(None, simd)
         return config["m"] if config["family"] == "winograd_int" else config["family"]
 
-    for channels, size, m in ((64, 56, 4), (128, 28, 3), (256, 14, 3), (512, 7, 2)):
-        assert chosen(AVX2, channels, channels, (size, size)) == m
-        assert chosen(Simd(8, 16, dot="vpdpbusd 256"), channels, channels, (size, size)) == "dot_conv"
+    vnni, plain = (Simd(16, 32, dot=dot) for dot in ("vpdpbusd 512", "usdot 128"))
+    sizes = (64, 56, 4, 4), (128, 28, 3, 3), (256, 14, 3, "dot_conv"), (512, 7, 2, "dot_conv")
+    for channels, size, by_pairs, by_bytes in sizes:
+        assert chosen(AVX2, channels, channels, (size, size)) == by_pairs
+        assert chosen(vnni, channels, channels, (size, size)) == by_bytes
+        assert chosen(plain, channels, channels, (size, size)) == "dot_conv"
+    config = conv(64, 64, (56, 56)).config(None, vnni)
+    assert 14 // (config["tile_oh"] * config["block_oh"]) >= 8, "the threads share at least 8 tasks"
     assert chosen(AVX2, 112, 64, (28, 28)) == 4 and chosen(AVX2, 120, 64, (28, 28)) == 3
     assert chosen(AVX2, 1824, 64, (28, 28)) == 3 and chosen(AVX2, 1832, 64, (28, 28)) == "dot_conv"
     assert chosen(AVX2, 64, 64, (1, 1), padding=1) == "dot_conv"
@@ -139,7 +144,7 @@ def test_a_network_computes_the_same_by_either_rule(sizes, monkeypatch):
     quantized = tvmfast.quantize(mod, params, [x.numpy()])
     ours = tvmfast.build(*quantized, target=target)
     assert [*ours.kernels.family].count("winograd_int") == 3
-    monkeypatch.setattr(winograd_int, "best_tile", lambda workload: None)
+    monkeypatch.setattr(winograd_int, "best_tile", lambda *_: None)
     direct = tvmfast.build(*quantized, target=target)
     assert "winograd_int" not in [*direct.kernels.family]
     np.testing.assert_array_equal(ours(x), direct(x))

@@ -240,7 +240,8 @@ class _Counter:
                 holds = holds & self._values(each)
         except _Unknown:
             return scope
-        return scope._replace(conditions=conditions, share=float(np.mean(holds)))
+        share = float(np.mean(holds)) if np.size(holds) else 0.0  # of no iterations
+        return scope._replace(conditions=conditions, share=share)
 
     def dim(self, expr) -> int:
         """Evaluate a dim of a buffer; 1 if it depends on other variables than the dynamic dims."""

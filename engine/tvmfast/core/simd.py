@@ -77,19 +77,25 @@ def fastest_tile(tiles: Iterable[tuple], steps: Callable, simd: Simd, depth: int
 
 
 def register_tile(
-    rows: int, blocks: int, simd: Simd, waste: float = 1.0, depth: int | None = None
+    rows: int,
+    blocks: int,
+    simd: Simd,
+    waste: float = 1.0,
+    depth: int | None = None,
+    reads: Callable[[int], int] = lambda _: 1,
 ) -> tuple[int, int]:
     """Choose the tile (rows, blocks) with the fewest cycles for `rows` x `blocks` vectors.
 
     Of equal ones, the largest. Accumulators of the last tiles may be unused; `waste` is the factor that this
-    costs along the rows. `depth` is as in `fastest_tile`.
+    costs along the rows. `depth` is as in `fastest_tile`. `reads` gives the steps of a tile by its blocks,
+    in any unit, where they differ.
     """
     tiles = [
         (r, b) for b in range(1, min(blocks, 8) + 1) for r in range(1, min(max(1, rows), simd.registers) + 1)
     ]
 
     def steps(r: int, b: int) -> tuple[int, float]:
-        return ceildiv(rows, r) * ceildiv(blocks, b), waste if rows % r else 1.0
+        return ceildiv(rows, r) * ceildiv(blocks, b) * reads(b), waste if rows % r else 1.0
 
     return fastest_tile(sorted(tiles, key=lambda tile: -math.prod(tile)), steps, simd, depth)
 

@@ -233,9 +233,11 @@ class _Blocker(relax.PyExprMutator):
         found = match(tvm.ir.Call(tvm.ir.Op.get("relax.nn.conv2d"), [data, weight], call.attrs))
         (outs, ins, *_), padding = found.weight.shape, int(constant_array(zero))
         conv = Convolution(one_image(found.shape), found.weight.shape, *found.window, found.groups, True)
+        static = all(isinstance(dim, int) for dim in found.shape[1:])
         if conv.is_depthwise:
-            return self._depthwise_of_bytes(conv, self._block(data), found.weight.astype("float32"), padding)
-        is_image = ins < self.lanes and data not in self.blocked  # of few channels: no more than needed
+            return self._depthwise_of_bytes(conv, self._block(data), found.weight, padding, static)
+        # Of few channels no more are read than needed.
+        is_image = found.groups == 1 and ins < self.lanes and data not in self.blocked
         conv = replace(conv, blocked=not is_image, dtype="uint8", zero=padding)
         if is_image:
             inner = conv.packed_input_shape(self.lanes)[-1]
@@ -245,7 +247,9 @@ class _Blocker(relax.PyExprMutator):
         else:
             source = self._block(data).expr
         config = amx_conv.config_of_integers(conv, found.shape, self.simd)
-        config = config or replace(conv, zero=0).config(self.lookup, self.simd)  # as trials have it
+        if config is None and static:
+            config = replace(conv, zero=0).config(self.lookup, self.simd)  # as trials have it
+        config = config or conv.config_for_dynamic_dims(self.simd)
         result = self.builder_.call_te(
             lambda data, kernel: conv.compute(data, kernel, config),
             source,
@@ -255,13 +259,16 @@ class _Blocker(relax.PyExprMutator):
         )
         return _Blocked(result, outs, 4)
 
-    def _depthwise_of_bytes(self, conv: Convolution, data: _Blocked, weight: np.ndarray, zero: int):
-        packed, compute = conv.depthwise_of_bytes(weight, zero, self.simd)
+    def _depthwise_of_bytes(
+        self, conv: Convolution, data: _Blocked, weight: np.ndarray, zero: int, static: bool
+    ):
+        packed, compute = conv.depthwise_of_bytes(weight.astype("float32"), zero, self.simd, static)
+        name = "avg_pool2d" if (weight == 1).all() else "depthwise_conv2d"
         result = self.builder_.call_te(
             compute,
             data.expr,
             relax.const(packed),
-            primfunc_name_hint="depthwise_conv2d_of_integers",
+            primfunc_name_hint=f"{name}_of_integers",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )
         return replace(data, expr=result)

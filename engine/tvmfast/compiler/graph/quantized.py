@@ -5,8 +5,9 @@ themselves, whose int32 sums are exact. What follows, a bias, a residual sum, a 
 `quantize`, becomes its epilogue: a multiplication by a scale and an addition in float32, the activation, a
 rounding. The scale of that `quantize` is part of the constants, and the zero point of the data one int32 for
 each channel, as an image is padded with it. Pools of maxima and operators that move elements run on the
-integers. The rest stays: `dequantize`, the operator in float32, `quantize`. A product in int32 of bytes less
-their zero point, as Relay's `qnn` and ONNX's ConvInteger have it, becomes such a sum, too.
+integers, and an average pool is a depthwise convolution with weights of 1. The rest stays: `dequantize`, the
+operator in float32, `quantize`. A product in int32 of bytes less their zero point, as Relay's `qnn` and
+ONNX's ConvInteger have it, becomes such a sum, too.
 
 B. Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference" (CVPR 2018).
@@ -207,6 +208,8 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return self._concat(call)
         if name == "nn.max_pool2d" and _has_sums(value := self._waiting(call.args[0])):
             return _Of(call, (value,))
+        if name in ("nn.avg_pool1d", "nn.avg_pool2d"):
+            return self._average(call)
         if name == "nn.pad":
             return self._pad(call)
         if name in _MOVES and isinstance(value := self.values.get(call.args[0]), _Integers):
@@ -322,10 +325,11 @@ class _SumsOfIntegers(relax.PyExprMutator):
         if found is None or weight.axis not in (None, 0):
             return None
         depthwise = found.groups > 1 and weight.values.shape[:2] == (found.groups, 1)
-        if found.groups > 1 and not (depthwise and terms <= _MOST_IN_FLOAT32):
+        shape = shape_text(call.args[0].ty)
+        fixed = shape and shape[1:] if found.is_line else shape and shape[1:2]  # as kernels need them
+        if shape is None or 0 in shape or not all(isinstance(n, int) for n in fixed):
             return None
-        shape = known_shape(call.args[0].ty)
-        if not all(isinstance(n, int) for n in shape[1:]) or terms > _MOST_TERMS or 0 in shape:
+        if terms > (_MOST_IN_FLOAT32 if depthwise else _MOST_TERMS):
             return None
         options = (*found.window, found.groups)
         dtype = "float32" if depthwise else "int32"
@@ -338,6 +342,29 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return value
         of_lines = self.builder_.emit(R.squeeze(value.sums, 2))
         return replace(value, sums=of_lines, scale=value.scale[..., 0])
+
+    def _average(self, call) -> _Sums | None:
+        """Return an average pool of integers: sums of its windows, and a scale that divides them."""
+        data, attrs, (x,) = self.values.get(call.args[0]), call.attrs, call.args
+        shape, layouts = known_shape(x.ty), {str(attrs.layout), str(attrs.out_layout)}
+        if not isinstance(data, _Integers) or attrs.ceil_mode or layouts != {"NCHW"[: len(shape) - 1] + "W"}:
+            return None
+        window = attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation
+        size, strides, padding, dilation = ([int(n) for n in each] for each in window)
+        partial = any(padding) and not attrs.count_include_pad
+        if not all(isinstance(n, int) for n in (shape[1:] if partial else shape[1:2])):
+            return None
+        ones = np.ones((shape[1], 1, *size), "int8")
+        conv = R.nn.conv2d if len(size) == 2 else R.nn.conv1d
+        call = conv(x, relax.const(ones), strides, padding, dilation, groups=shape[1])
+        value = self._conv(call, data, _Weight(ones, np.array([1 / ones[0].size]), None))
+        if value is None or not partial:
+            return value
+        shares, ends = np.ones(()), padding[len(size) :]  # of each window, in the image
+        for n, k, s, before, after, d in zip(shape[2:], size, strides, padding, ends, dilation, strict=False):
+            taps = np.arange(-before, n + after - (k - 1) * d, s)[:, None] + d * np.arange(k)
+            shares = np.multiply.outer(shares, ((taps >= 0) & (taps < n)).sum(1).clip(1) / k)
+        return replace(value, scale=value.scale / shares)
 
     def _matmul(self, call, data: _Integers, weight: _Weight) -> _Sums | None:
         shape = known_shape(call.args[0].ty)

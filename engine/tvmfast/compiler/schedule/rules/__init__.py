@@ -5,8 +5,8 @@ pointwise        1x1 convolutions of stride 1
 depthwise        depthwise convolutions
 winograd         3x3 convolutions of stride 1, with fewer multiplications
 matmul           products with a weight known at compile time
-winograd_int     3x3 convolutions of 8-bit integers, the same, where 16 bits are multiplied
-dot_conv         convolutions of 8-bit integers
+winograd_int     3x3 convolutions of 8-bit integers, the same, by products of 16 bits
+dot_conv         convolutions of 8-bit integers, not depthwise
 dot_matmul       products of 8-bit integers with a weight known at compile time
 amx_conv         convolutions of 8-bit integers or bfloat16, by AMX
 amx_matmul       products of 8-bit integers or bfloat16 with a weight known at compile time, by AMX

@@ -14,7 +14,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ....core.annotations import attribute
-from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
+from ....core.relax import ceildiv, of_one_type, round_up, simplified, unwrap_ints
 from ....core.simd import Simd
 from .. import post_rewrite
 from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
@@ -161,17 +161,20 @@ def _floats(data, workload: Convolution, rows: int, columns: int, zero: int):
     """Return uint8 data less a zero point, in float32, padded as `Convolution.pad` does."""
     n, blocks, h, w, lanes = unwrap_ints(data.shape)
     (top, left), (sh, sw), (reach_h, reach_w) = workload.padding[:2], workload.strides, workload.reach
-    height, width = max(h + top, (rows - 1) * sh + reach_h), max(w + left, (columns - 1) * sw + reach_w)
+    height, width = simplified((rows - 1) * sh + reach_h), simplified((columns - 1) * sw + reach_w)
+    ends = h + top, w + left
+    if static := all(isinstance(n, int) for n in (h, w)):
+        height, width = max(ends[0], height), max(ends[1], width)
 
     def element(b, k, y, x, c):
         value = data[b, k, y - top, x - left, c].astype("float32")
         value = value - float(zero) if zero else value
         tests = [
             *([y >= top] if top else []),
-            *([y < h + top] if height > h + top else []),
+            *([y < ends[0]] if not static or height > ends[0] else []),
             *([x >= left] if left else []),
-            *([x < w + left] if width > w + left else []),
+            *([x < ends[1]] if not static or width > ends[1] else []),
         ]
         return te.if_then_else(tirx.all(*tests), value, 0.0) if tests else value
 
-    return te.compute((n, blocks, height, width, lanes), element, name="pad")
+    return te.compute((n, *of_one_type(blocks, height, width, lanes)), element, name="pad")

@@ -3,10 +3,15 @@
 The loops and register tiles are those of `direct_conv`, and of `pointwise` for 1x1 convolutions of stride 1.
 An iteration of the reduction takes as many neighbouring channels of a pixel as the instruction adds up (see
 ../dot.py), broadcast to all lanes, and a register of weights for each block of output channels.
+
+Of a convolution of groups, a tile of output channels reads the blocks of input channels that hold its groups'
+(`_band`), with weights of 0 for those of others.
 """
 
+import functools
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +19,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from ....core.annotations import attribute
-from ....core.relax import ceildiv, round_up, unwrap_ints
+from ....core.relax import ceildiv, of_one_type, round_up, simplified, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
 from ..dot import DOTS, tensorize
 from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
@@ -28,10 +33,10 @@ _LARGEST_BLOCK = 8  # tiles of pixels of a task of a line
 
 
 class DotConv(ScheduleRule):
-    """Convolution of uint8 data with int8 weights, not of groups."""
+    """Convolution of uint8 data with int8 weights, not depthwise."""
 
     name = _NAME
-    serves = "convolutions of 8-bit integers"
+    serves = "convolutions of 8-bit integers, not depthwise"
     dtype = "uint8"
 
     @dataclass(frozen=True)
@@ -57,10 +62,11 @@ class DotConv(ScheduleRule):
         Convolution((1, 3, 17, 19), (40, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1, False, "uint8"),
         Convolution((2, 40, 9, 8), (24, 40, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True, "uint8"),
         Convolution((1, 32, 7, 9), (72, 32, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1, True, "uint8"),
+        Convolution((1, 60, 6, 9), (72, 20, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 3, True, "uint8"),
     )
 
     def applies(self, workload: Workload, simd: Simd) -> bool:
-        return isinstance(workload, Convolution) and workload.groups == 1
+        return isinstance(workload, Convolution) and not workload.is_depthwise
 
     def default(self, workload: Convolution, simd: Simd) -> Config:
         return default(workload, simd)
@@ -81,15 +87,20 @@ class DotConv(ScheduleRule):
         ]
 
     def packed_shape(self, workload: Convolution, config, lanes: int) -> tuple[int, ...]:
-        (outs, ins, *window), inner = workload.weight, workload.packed_input_shape(lanes)[-1]
+        (outs, _, *window), inner = workload.weight, workload.packed_input_shape(lanes)[-1]
         terms = DOTS[config.instruction].terms
-        blocks = round_up(ceildiv(outs, lanes), config.tile_oc)
-        return blocks, ceildiv(ins, inner), *window, inner // terms, lanes, terms
+        blocks, ins = (
+            round_up(ceildiv(outs, lanes), config.tile_oc),
+            _band(workload, config.tile_oc, lanes)[0],
+        )
+        return blocks, ins, *window, inner // terms, lanes, terms
 
     def packed_dtype(self, config) -> str:
         return DOTS[config.instruction].weight
 
     def pack(self, workload: Convolution, weight: np.ndarray, config, lanes: int) -> np.ndarray:
+        if workload.groups > 1:
+            weight = _banded(workload, weight, config.tile_oc, lanes)
         return pack(weight, config, workload.packed_input_shape(lanes)[-1], lanes)
 
     def compute(self, data, weight, workload: Convolution, config):
@@ -99,6 +110,7 @@ class DotConv(ScheduleRule):
         """Return the sizes of the kernel's loops: a product for each image of a line, or each row."""
         (height, width), (outs, ins, *window) = workload.out_size, workload.weight
         images, n = workload.data[0], ceildiv(outs, lanes)
+        ins = ins if workload.groups == 1 else _band(workload, config.tile_oc, lanes)[0] * lanes
         channel_tiles = ceildiv(n, config.tile_oc)
         if workload.is_pointwise:
             products, m = images, height * width
@@ -154,18 +166,52 @@ def default(conv: Convolution, simd: Simd) -> DotConv.Config:
     """Choose the register tile with the fewest cycles, as for float32, and the outer loop."""
     (height, width), (outs, ins) = conv.out_size, conv.weight[:2]
     blocks, block = ceildiv(outs, simd.lanes), 1
+
+    def reads(tile_oc: int) -> int:
+        return 1 if conv.groups == 1 else _band(conv, tile_oc, simd.lanes)[0]
+
     if conv.is_pointwise:
         pixels = height * width
         depth = ceildiv(ins, 4) if pixels > simd.registers >= 32 else None
-        tile_ow, tile_oc = register_tile(pixels, blocks, simd, direct_conv.CROP, depth)
+        tile_ow, tile_oc = register_tile(pixels, blocks, simd, direct_conv.CROP, depth, reads)
         tiles = ceildiv(pixels, tile_ow)
         block = max(b for b in range(1, _LARGEST_BLOCK + 1) if (round_up(tiles, b) - tiles) * 50 <= tiles)
         rows = ceildiv(tiles, block)
     else:
-        tile_ow, tile_oc = register_tile(width, blocks, simd, direct_conv.CROP)
+        tile_ow, tile_oc = register_tile(width, blocks, simd, direct_conv.CROP, reads=reads)
         rows = height
     order = direct_conv.outer_loop(conv, simd.lanes, rows, ceildiv(blocks, tile_oc), size=1)
-    return DotConv.Config(simd.dot, tile_ow, tile_oc, order, block)
+    return DotConv.Config(simd.dot, tile_ow, tile_oc, "rows" if conv.groups > 1 else order, block)
+
+
+@functools.lru_cache(maxsize=1024)
+def _band(conv: Convolution, tile_oc: int, lanes: int) -> tuple[int, Callable]:
+    """Return how many blocks of inputs a tile of output channels reads, and the first, by its number."""
+    blocks, width = conv.packed_input_shape(lanes)[1], tile_oc * lanes
+    (outs, ins), groups = conv.weight[:2], conv.groups
+    if groups == 1:
+        return blocks, lambda _: 0
+    tiles, out = range(ceildiv(outs, width)), outs // groups
+
+    def first(tile):
+        return tile * width // out * ins // lanes
+
+    ends = [ceildiv(((min((tile + 1) * width, outs) - 1) // out + 1) * ins, lanes) for tile in tiles]
+    count = max(end - first(tile) for tile, end in enumerate(ends))
+    last = blocks - count
+    if all(first(tile) <= last for tile in tiles):
+        return count, first
+    return count, lambda tile: min(first(tile), last) if isinstance(tile, int) else te.min(first(tile), last)
+
+
+def _banded(conv: Convolution, weight: np.ndarray, tile_oc: int, lanes: int) -> np.ndarray:
+    """Return weights (O, I, KH, KW) of groups as (O, i, KH, KW), of all channels that their tile reads."""
+    (outs, ins, *window), (count, first) = weight.shape, _band(conv, tile_oc, lanes)
+    banded = np.zeros((outs, count * lanes, *window), weight.dtype)
+    for out in range(outs):
+        start = out // (outs // conv.groups) * ins - first(out // (tile_oc * lanes)) * lanes
+        banded[out, start : start + ins] = weight[out]
+    return banded
 
 
 def pack(weight: np.ndarray, config: DotConv.Config, inner: int, lanes: int) -> np.ndarray:
@@ -195,18 +241,21 @@ def compute(data, weight, conv: Convolution, config: DotConv.Config):
         config: How to compute them.
     """
     dot = DOTS[config.instruction]
-    n, ins, h, w, inner = unwrap_ints(data.shape)
-    out, _, kernel_h, kernel_w, _, lanes, _ = unwrap_ints(weight.shape)
+    n, _, h, w, inner = unwrap_ints(data.shape)
+    out, ins, kernel_h, kernel_w, _, lanes, _ = unwrap_ints(weight.shape)
     (sh, sw), (dh, dw), (out_h, out_w) = conv.strides, conv.dilation, conv.out_size_of(h, w)
-    is_line = conv.is_pointwise
+    static, first = isinstance(h, int) and isinstance(w, int), _band(conv, config.tile_oc, lanes)[1]
+    is_line, clamped = conv.is_pointwise and static, conv.is_pointwise and str(data.dtype) == dot.data
     full_w = round_up(out_w, config.tile_ow)
     if is_line:
         pixels, full = h * w, round_up(h * w, config.tile_ow * config.block)
         data = _padded(data, dot.data, (0, 0), (h, w), conv.zero)
-    else:
+    elif not clamped:
         reach_h, reach_w = conv.reach
-        size = (out_h - 1) * sh + reach_h, (full_w - 1) * sw + reach_w
+        size = simplified((out_h - 1) * sh + reach_h), simplified((full_w - 1) * sw + reach_w)
         data = _padded(data, dot.data, conv.padding[:2], size, conv.zero)
+    # Expressions of int64 mix with no numbers of int32.
+    (_, kernel_h), (_, kernel_w) = of_one_type(out_h, kernel_h), of_one_type(out_w, kernel_w)
     extents = {"i": ins, "kh": kernel_h, "kw": kernel_w, "ii": inner // dot.terms, "q": dot.terms}
     if is_line:
         del extents["kh"], extents["kw"]
@@ -218,12 +267,13 @@ def compute(data, weight, conv: Convolution, config: DotConv.Config):
 
     def of_line(b, k, p, c):
         at = p if full == pixels else te.min(p, pixels - 1)
-        pixel = data[b, i, at // w, at % w, ii * dot.terms + q]
+        pixel = data[b, first(k // config.tile_oc) + i, at // w, at % w, ii * dot.terms + q]
         return total(pixel, weight[k, i, 0, 0, ii, c, q])
 
     def of_image(b, k, y, x, c):
         kh, kw = axes["kh"], axes["kw"]
-        pixel = data[b, i, y * sh + kh * dh, x * sw + kw * dw, ii * dot.terms + q]
+        row, column = y * sh + kh * dh, te.min(x, w - 1) if clamped else x * sw + kw * dw
+        pixel = data[b, first(k // config.tile_oc) + i, row, column, ii * dot.terms + q]
         return total(pixel, weight[k, i, kh, kw, ii, c, q])
 
     attrs = attribute(DotConv().as_dict(config), conv)
@@ -238,7 +288,8 @@ def _padded(data, dtype: str, before: tuple[int, int], size: tuple[int, int], ze
     """Return data (N, I, H, W, i) in a dtype, padded by `zero` at the top and the left, and up to a size."""
     n, ins, h, w, inner = unwrap_ints(data.shape)
     (top, left), (height, width) = before, size
-    fits = not (top or left) and height <= h and width <= w
+    static = all(isinstance(each, int) for each in (h, w, height, width))
+    fits = not (top or left) and static and height <= h and width <= w
     if fits and str(data.dtype) == dtype:
         return data
 

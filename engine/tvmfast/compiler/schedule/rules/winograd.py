@@ -312,7 +312,9 @@ def default_of_tile(workload: Convolution, m: int, simd: Simd) -> Winograd.Confi
 # ---------------------------------------------------------------- shared with `winograd_int`
 
 
-def cheapest_tile(workload: Convolution, sides: Iterable[int], read: int, transform: int) -> int | None:
+def cheapest_tile(
+    workload: Convolution, sides: Iterable[int], read: int, transform: int, direct: float = 1
+) -> int | None:
     """Choose the side of the output tiles that costs least; None if direct convolution is better.
 
     Counted for each pair of an input and an output channel: the multiply-adds, the transforms of tiles, and
@@ -323,10 +325,11 @@ def cheapest_tile(workload: Convolution, sides: Iterable[int], read: int, transf
         sides: Those to choose from.
         read: Multiply-adds in the time that one weight takes from main memory.
         transform: Multiply-adds in the time that an element of a tile takes to be transformed, in or out.
+        direct: Multiply-adds in the time of one of direct convolution.
     """
     images, (height, width) = workload.data[0], workload.out_size
     outs, ins = workload.weight[:2]
-    costs = {None: 9 * (images * height * width + read)}
+    costs = {None: 9 * (images * height * width * direct + read)}
     for m in sides:
         tiles = images * ceildiv(height, m) * ceildiv(width, m)
         costs[m] = (m + 2) ** 2 * (tiles * (1 + transform * (1 / outs + 1 / ins)) + read)
@@ -347,7 +350,9 @@ def tiles_to_search(workload: Convolution, m: int, simd: Simd, most: tuple[int, 
             yield oh, ow, oc, (0, *(b for b in (1, 2, 4) if ceildiv(down, oh) % b == 0))
 
 
-def default_tiles(workload: Convolution, m: int, simd: Simd, size: int, l2: int, l2_weights: int) -> tuple:
+def default_tiles(
+    workload: Convolution, m: int, simd: Simd, size: int, l2: int, l2_weights: int, tasks: int = 4
+) -> tuple:
     """Choose the default tile_oh, tile_ow, tile_oc and block_oh.
 
     Two blocks of channels, or three: with one, the transformed inputs, with more, the weights are fetched
@@ -360,6 +365,7 @@ def default_tiles(workload: Convolution, m: int, simd: Simd, size: int, l2: int,
         size: Bytes of a transformed element.
         l2: Bytes of a core's cache for transformed inputs.
         l2_weights: Bytes of transformed weights that are read repeatedly from there.
+        tasks: Of an image, for the threads to share: at least so many, or one for each row of blocks.
     """
     images, (down, across) = workload.data[0], (ceildiv(each, m) for each in workload.out_size)
     outs, sources = (ceildiv(channels, simd.lanes) for channels in workload.weight[:2])
@@ -375,7 +381,7 @@ def default_tiles(workload: Convolution, m: int, simd: Simd, size: int, l2: int,
     rows = ceildiv(down, tile_oh)
     block_oh = 0
     if vectors * outs * simd.lanes <= l2_weights and images * rows >= 4:
-        most = max(1, min(l2 // row, rows // 4))
+        most = max(1, min(l2 // row, rows // tasks))
         block_oh = next(b for b in range(most, 0, -1) if rows % b == 0)
     return tile_oh, tile_ow, tile_oc, block_oh
 

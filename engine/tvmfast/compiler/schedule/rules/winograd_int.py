@@ -1,4 +1,4 @@
-"""Winograd's convolution of 8-bit integers for 3x3 windows of stride 1, exact, where 16 bits are multiplied.
+"""Winograd's convolution of 8-bit integers for 3x3 windows of stride 1, exact, by products of 16 bits.
 
 As in winograd.py, a tile of inputs and the weights are transformed, multiplied elementwise, summed over the
 channels, and transformed back: F(m x m, 3x3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural
@@ -21,7 +21,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
 from ....core.relax import ceildiv
-from ....core.simd import Simd
+from ....core.simd import PLAIN, Simd
 from ..dot import DOTS, Dot, tensorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
@@ -80,8 +80,8 @@ class WinogradInt(winograd.Winograd):
         return super().applies(workload, simd) and bool(_exact(workload))
 
     def default(self, workload: Convolution, simd: Simd) -> Config | None:
-        """Choose the default config; None if direct convolution is better, as with a dot product of bytes."""
-        m = best_tile(workload) if DOTS[simd.dot].data == "int16" else None
+        """Choose the default config; None if direct convolution is better."""
+        m = best_tile(workload, simd)
         return None if m is None else default_of_tile(workload, m, simd)
 
     def space(self, workload: Convolution, simd: Simd) -> list[Config]:
@@ -195,14 +195,21 @@ def _exact(conv: Convolution) -> list[int]:
     return [m for m in _POINTS if most < 1 << (31 - transforms(m).shift)]
 
 
-def best_tile(workload: Convolution) -> int | None:
-    """Choose the side of the output tiles; None if direct convolution is better."""
-    return winograd.cheapest_tile(workload, _exact(workload), read=12, transform=16)
+def best_tile(workload: Convolution, simd: Simd) -> int | None:
+    """Choose the side of the output tiles; None if direct convolution is better.
+
+    An instruction for dot products of bytes multiplies twice as many as one of 16 bits (with VNNI, LLVM makes
+    one, `vpdpwssd`, of the product and the sum).
+    """
+    if simd.pairs == PLAIN:
+        return None
+    direct = DOTS[simd.pairs].terms / DOTS[simd.dot].terms
+    return winograd.cheapest_tile(workload, _exact(workload), read=12, transform=16, direct=direct)
 
 
 def default_of_tile(workload: Convolution, m: int, simd: Simd) -> WinogradInt.Config:
     """Choose the default config among those with output tiles of side `m`."""
-    tiles = winograd.default_tiles(workload, m, simd, 2, l2=256 << 10, l2_weights=1 << 20)
+    tiles = winograd.default_tiles(workload, m, simd, 2, l2=256 << 10, l2_weights=1 << 20, tasks=8)
     return WinogradInt.Config(simd.pairs, m, *tiles)
 
 

@@ -66,18 +66,23 @@ class Convolution(Workload):
         if self.is_depthwise:
             config = RULES["depthwise"].default(self, simd)
             return RULES["depthwise"].as_dict(replace(config, tile_oh=min(config.tile_oh, _DYNAMIC_ROWS)))
+        if self.dtype == "uint8":
+            return RULES["dot_conv"].as_dict(RULES["dot_conv"].default(self, simd))
         winograd = RULES["winograd"]
         config = winograd.default(self, simd) if winograd.applies(self, simd) else None
         rule = RULES["conv2d"] if config is None else winograd
         return rule.as_dict(config or rule.default(self, simd))
 
-    def depthwise_of_bytes(self, weight: np.ndarray, zero: int, simd: Simd) -> tuple[np.ndarray, Callable]:
+    def depthwise_of_bytes(
+        self, weight: np.ndarray, zero: int, simd: Simd, static: bool
+    ) -> tuple[np.ndarray, Callable]:
         """Return the packed weight and the kernel, of both, of a depthwise convolution of uint8 data.
 
-        `Depthwise.of_bytes` describes it; the weight (C, 1, KH, KW) is of whole numbers in float32.
+        `Depthwise.of_bytes` describes it; the weight (C, 1, KH, KW) is of whole numbers in float32, and
+        `static` tells whether height and width are.
         """
         rule = RULES["depthwise"]
-        config = rule.default(self, simd)
+        config = rule.default(self, simd) if static else rule.config(self.config_for_dynamic_dims(simd))
         packed = rule.pack(self, weight, config, simd.lanes)
         return packed, lambda data, kernel: rule.of_bytes(data, kernel, self, config, zero)
 
@@ -108,7 +113,12 @@ class Convolution(Workload):
         return self.data[0] * height * width * int(np.prod(self.weight))
 
     def kernel_groups(self, lanes: int) -> int:
-        """Return the number of the kernel's groups; network groups that fill a block together are one."""
+        """Return the number of the kernel's groups; network groups that fill a block together are one.
+
+        Bytes have one: `dot_conv` reads, for each tile of output channels, the blocks of its groups.
+        """
+        if self.dtype == "uint8":
+            return 1
         return self.groups // self.joined_groups(lanes)
 
     def joined_groups(self, lanes: int) -> int:
