@@ -44,6 +44,30 @@ def test_what_is_wrong():
             judge([other], [one], right)
 
 
+def test_sums_that_may_overflow_whatever_their_result():
+    """A parameter's sign hides them from an operator on magnitudes, unless that loses the sign, too."""
+    x, weight = np.full(2, 3e38, "float32"), np.float32([2, -2])
+    framework, of_sizes = (lambda x, weight=each: [np.sum(x * weight, keepdims=True)] for each in (weight, abs(weight)))
+    for sizes, found in ((framework, False), (of_sizes, True)):
+        _, beyond = adversarial._reference(framework, [x], framework(x), np.random.default_rng(0), sizes)
+        assert beyond[0].tolist() == [found]
+    assert [adversarial._overflows(np.float32([each])) for each in (1e19, 1e20, math.inf)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "wanted"),
+    [
+        ("topk", {"k": "2", "ret_typ": "both"}, [[[3, 2]], [[1, 0]]]),
+        ("topk", {"k": "3", "is_ascend": "True"}, [[[2, 3, 0]]]),
+        ("sort", {}, [[[1, 1, 2, 3]]]),
+        ("argsort", {"is_ascend": "False"}, [[[1, 0, 2, 3]]]),
+    ],
+)
+def test_mxnets_equal_elements_keep_their_order(op, attributes, wanted):
+    ordered = adversarial._order({"nodes": [{"op": "null"}, {"op": op, "attrs": attributes}]})
+    assert [each.tolist() for each in ordered(np.float32([[2, 3, 1, 1]]))] == wanted
+
+
 def test_the_table_counts_each_draw_once():
     line = {"name": "sin", "kinds": ["special", "dynamic"], "outcome": "wrong: all"}
     lines = [line, line | {"outcome": "equal"}]

@@ -679,6 +679,12 @@ def test_all_unknown_operators_are_named_at_once():
         tvmfast.from_mxnet(symbol, {}, {"x": (2, 2)})
 
 
+def test_shapes_that_do_not_broadcast_are_named():
+    message = r"broadcast_maximum 'best': In relax.maximum, .*not broadcastable.*; it reads x: \(2, 3\), y: \(4, 3\)"
+    with pytest.raises(ValueError, match=message):
+        tvmfast.from_mxnet(S.broadcast_maximum(X, Y, name="best"), {}, {"x": (2, 3), "y": (4, 3)})
+
+
 @pytest.fixture
 def network():
     """A symbol with a convolution and a classifier, its input's shapes, and its parameters."""

@@ -353,6 +353,15 @@ def test_sizes_that_do_not_fit_the_weights():
         from_onnx(model, {"x": (4, 4)})
 
 
+@pytest.mark.parametrize("shapes", [{"x": (4, 3), "c": (3, 1)}, {"x": ("N", 3), "c": ("M", 1)}])
+def test_a_bias_that_does_not_broadcast_to_its_product(shapes):
+    weight = "<float[3, 2] w = {1, 2, 3, 4, 5, 6}>"
+    model = model_of(f"g (float[N, 3] x, float[M, 1] c) => (float[N, 2] y) {weight} {{ y = Gemm(x, w, c) }}")
+    hold_against_onnxruntime(model, {"x": (4, 3), "c": (1, 1)})
+    with pytest.raises(ValueError, match=r"Gemm .*its C is of shape \(\d+, 1\), which does not broadcast"):
+        from_onnx(model, shapes)
+
+
 @pytest.mark.parametrize(
     ("node", "opset", "message"),
     [

@@ -71,7 +71,7 @@ CASES = {
     "pool of a picture": (lambda x: F.adaptive_avg_pool2d(x, 1), [_pixels(1, 3, 300, 301)], _blocks(300 * 301)),
     "pool of large windows": (lambda x: F.avg_pool2d(x, 75), [_pixels(1, 3, 300, 301)], _blocks(75 * 75)),
     "product": (torch.matmul, [_uniform(5, LONG), _uniform(LONG, 3)], _of_products(LONG)),
-    "product of vectors": (torch.matmul, [_uniform(LONG + 9), _uniform(LONG + 9, seed=1)], _of_products(LONG)),
+    "product of vectors": (torch.matmul, [_uniform(LONG + 9), _uniform(LONG + 9, seed=1)], _blocks(LONG)),
     "products": (torch.matmul, [_uniform(2, 3, 1 << 15), _uniform(2, 1 << 15, 33)], _of_products(1 << 15)),
     "einsum": (
         lambda x, y: torch.einsum("ik,jk->ij", x, y),

@@ -11,6 +11,7 @@ from agreement import close
 from onnx import numpy_helper, parser
 
 import tvmfast
+from tvmfast.frontends.onnx import control_flow
 
 
 def parse(text: str, weights: dict | None = None, opset: int = 17) -> onnx.ModelProto:
@@ -75,6 +76,19 @@ def test_more_iterations_are_few_more_kernels(rng):
         lib = agree(parse(RNN.format(steps=steps), weights), feed, level=3, terms=8 + 8)
         kernels.append(len(lib.graph["kernels"]))
     assert kernels[0] == kernels[1]
+
+
+def test_a_scan_over_a_dynamic_axis_is_refused_before_it_is_unrolled_thousands_of_times(monkeypatch):
+    steps, unroll = [], control_flow._unroll_scan
+    monkeypatch.setattr(
+        control_flow,
+        "_unroll_scan",
+        lambda node, copies, shapes: steps.append(shapes["x"]) or unroll(node, copies, shapes),
+    )
+    weights = {name: np.ones((8, 8), "float32") for name in "RW"}
+    with pytest.raises(NotImplementedError, match="cannot keep 'steps' dynamic: the graph depends on it"):
+        tvmfast.from_onnx(parse(RNN.format(steps="steps"), weights))
+    assert max(each[0] for each in steps) < 300
 
 
 # ---------------------------------------------------------------- Loop

@@ -117,6 +117,34 @@ def test_windows_and_corrections(rng, level):
     agree(model_of(feed, weights, WINDOWS, 18), feed, terms=7 * 6, level=level)  # of a cubic sample with antialias
 
 
+PADDED = [
+    'y0 = AveragePool<kernel_shape = [2, 3], strides = [3, 5], auto_pad = "SAME_UPPER">(x) | y0 float 4',
+    'y1 = AveragePool<kernel_shape = [3, 2], strides = [2, 4], auto_pad = "SAME_LOWER", count_include_pad = 1>(x)'
+    " | y1 float 4",
+    'y2 = LpPool<kernel_shape = [3, 2], strides = [2, 4], auto_pad = "SAME_LOWER">(x) | y2 float 4',
+    'y3 = LpPool<kernel_shape = [1, 1], strides = [3, 4], auto_pad = "SAME_UPPER", ceil_mode = 1>(x) | y3 float 4',
+    "y4 = LRN<size = 5, alpha = 0.5, beta = 0.6, bias = 2.0>(x) | y4 float 4",
+]
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [0]))
+def test_windows_that_are_padded_without_numbers(rng, level):
+    feed = {"x": rng.standard_normal((2, 6, 7, 9), "float32")}
+    agree(model_of(feed, "", PADDED, 22), feed, terms=6, level=level)
+
+
+def test_windows_without_an_opinion_of_onnxruntime(rng):
+    """It pads for kernels without dilations, and has no LRN of float64, nor of an even size."""
+    x = rng.standard_normal((2, 6, 7, 9))
+    nodes = [f"y{i} = AveragePool<kernel_shape = [3, 2], dilations = [2, 1], {pads}>(x) | y{i} double 4"
+             for i, pads in enumerate(('auto_pad = "SAME_LOWER"', "pads = [2, 1, 2, 0]"))]  # fmt: skip
+    nodes.append("y2 = LRN<size = 2, alpha = 0.5, beta = 0.5>(x) | y2 double 4")
+    padded, wanted, normalized = build(*from_onnx(model_of({"x": x}, "", nodes, 22)), opt_level=0)(x)
+    np.testing.assert_array_equal(padded, wanted)
+    squares = x**2 + np.pad(x**2, ((0, 0), (0, 1), (0, 0), (0, 0)))[:, 1:]
+    close(normalized, x / np.sqrt(1 + 0.25 * squares), terms=4)
+
+
 NUMBERS = [
     "y0 = ReduceLogSumExp<keepdims = 0>(infinite, one) | y0 float 1",
     "y1 = ReduceLogSumExp(infinite) | y1 float 2",
@@ -132,6 +160,11 @@ NUMBERS = [
     "yc = Pow(large, twice) | yc int64 1",
     "yd = Pad(infinite, crops) | yd float 2",
     "ye = Pad(infinite, empty, , empty) | ye float 2",
+    "yf = Shrink<lambd = 1.5, bias = 1.0>(bytes) | yf uint8 1",
+    "yg = Shrink<lambd = -1.0, bias = 0.5>(infinite) | yg float 2",
+    "yi = Trilu<upper = 0>(infinite, large_one) | yi float 2",
+    "scalar = Squeeze(single) yk = Celu<alpha = 2.0>(scalar) | yk float 0",
+    "yh = Gemm<beta = 0.0, transA = 1>(ordinary, ordinary, row) | yh float 2",
 ]
 
 
@@ -143,11 +176,23 @@ def test_numbers(rng):
         "large": np.array([-(2**62), 2**40 + 1, 3, -5]),
         "bytes": np.array([0, 1, 255], "uint8"),
     }
-    feed["doubles"] = infinite.astype("float64")
+    feed["single"], feed["row"] = np.array([-0.5], "float32"), np.array([np.nan, np.inf, 1, 2, 3], "float32")
+    feed["doubles"], feed["ordinary"] = infinite.astype("float64"), rng.standard_normal((4, 5), "float32")
     weights = "<int64[1] one = {1}, int64 two = {2}, int64 three = {3}, int64[1] four = {4}, int64[1] none = {0}, "
     weights += "int64[1] below = {-9}, int64[1] least = {-9223372036854775808}, int64[1] most = {9223372036854775807}, "
-    weights += "int64[1] backwards = {-1}, int64[1] twice = {2}, int64[4] crops = {-5, 0, 4, 0}, int64[0] empty = {}>"
+    weights += "int64[1] backwards = {-1}, int64[1] twice = {2}, int64[4] crops = {-5, 0, 4, 0}, int64[0] empty = {}, "
+    weights += "int64 large_one = {9223372036854775807}>"
     agree(model_of(feed, weights, NUMBERS, 18), feed, terms=5)
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "float16"])
+def test_hyperbolic_functions_of_vectors(rng, kind):
+    x = rng.uniform(-3, 3, 64).astype({"float": "float32", "double": "float64"}.get(kind, kind))
+    functions = {"Sinh": np.sinh, "Cosh": np.cosh, "Tanh": np.tanh}
+    nodes = [f"y{i} = {name}(x) | y{i} {kind} 1" for i, name in enumerate(functions)]
+    results = build(*from_onnx(model_of({"x": x}, "", nodes, 18)), opt_level=3)(x)
+    for got, function in zip(results, functions.values(), strict=True):
+        close(got, function(x.astype("float64")), terms=16)
 
 
 SCATTERED = [
@@ -219,6 +264,16 @@ def test_grids_far_outside(rng, dtype, far):
     results = build(*from_onnx(model), opt_level=0)(*feed.values())
     assert [str(each.dtype) for each in results] == [dtype] * len(GRIDS)
     close(results, session.run(None, wide), terms=64)  # of up to 16 pixels and their weights
+
+
+def test_reflected_grids():
+    """At a tie between pixels, and in pictures of one pixel."""
+    at = np.array([[2, -2], [0.5, 1], [-1.5, 0.3], [5, -7]], "float32").reshape(1, 1, 4, 2)
+    feed = {"x": np.arange(12, dtype="float32").reshape(1, 1, 3, 4), "one": np.ones((1, 1, 1, 1), "float32"), "at": at}
+    kinds = itertools.product(("nearest", "linear"), (0, 1), ("x", "one"))
+    how = 'mode = "{}", padding_mode = "reflection", align_corners = {}'
+    nodes = [f"y{i} = GridSample<{how.format(*kind)}>({kind[2]}, at) | y{i} float 4" for i, kind in enumerate(kinds)]
+    agree(model_of(feed, "", nodes, 20), feed, terms=64)
 
 
 def test_grids_that_are_not_finite():
@@ -367,7 +422,7 @@ def test_the_maxima_of_regions(rng, opset, kind, level):
         close(lib(*given), session.run(None, dict(zip(feed, given, strict=True))), terms=16 * 16, rounded=True)
 
 
-ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
+ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two, int64[2, 2] whole"
 
 
 @pytest.mark.parametrize(
@@ -383,6 +438,8 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two"
         ("Dropout(x, half, yes)", "training mode"),
         ("ReduceL2(n)", "ReduceL2 of int64: ONNX does not say how it is rounded; cast to float32 before"),
         ("ReduceLogSumExp(many)", "ReduceLogSumExp of int64"),
+        ("AffineGrid<align_corners = 1>(x, flat)", "AffineGrid with align_corners of an axis of size 1"),
+        ("Gemm<alpha = 0.5>(whole, whole)", "Gemm of int64 with alpha 0.5 and beta 1.0: expected whole numbers"),
         ("Cast<to = 17>(x)", "Cast 'y': 'y' is of FLOAT8E4M3FN"),
         ("RandomNormalLike(x)", r"no counterpart of 1 operator.*RandomNormalLike"),
     ],
@@ -393,13 +450,13 @@ def test_what_cannot_be_is_refused_by_name(node, words):
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({given}) => ({_typed(node, outputs)}) '
         f"<float half = {{0.5}}, bool yes = {{1}}, int64[6] ends = {{0, 0, 1, 0, 0, 1}}, "
-        f"int64[6] crops = {{0, 0, -5, 0, 0, 2}}> {{ {outputs} = {node} }}"
+        f"int64[6] crops = {{0, 0, -5, 0, 0, 2}}, int64[4] flat = {{1, 3, 1, 4}}> {{ {outputs} = {node} }}"
     )
     with pytest.raises(NotImplementedError, match=words):
         from_onnx(model)
 
 
 def _typed(node: str, outputs: str) -> str:
-    kinds = {"NonZero": "int64", "Reduce": "int64", "NonMaxSuppression": "int64", "Cast": "float8e4m3fn"}
+    kinds = dict.fromkeys(("NonZero", "Reduce", "Gemm", "NonMaxSuppression"), "int64") | {"Cast": "float8e4m3fn"}
     first = next((kind for op, kind in kinds.items() if node.startswith(op)), "float")
     return f"{first} y" + (f", {'int64' if node.startswith('TopK') else 'float'} z" if "z" in outputs else "")

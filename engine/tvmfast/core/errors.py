@@ -1,5 +1,10 @@
 """The package's own exceptions, and exceptions as short messages, including those without a text."""
 
+import re
+
+# TVM prints an operator with all its fields, of which `name` is the first with this name.
+_OPERATOR = re.compile(r'ir\.Op\(span=.*?name="([^"]*)".*?support_level=\d+\)', re.DOTALL)
+
 
 class Forbidden(ValueError):
     """A file contains something that would do more than such a file is for."""
@@ -19,5 +24,5 @@ def lines(error: Exception | str) -> list[str]:
 
 
 def one_line(error: Exception | str) -> str:
-    """Join the text of an error into one line, with single spaces."""
-    return " ".join(" ".join(lines(error)).split())
+    """Join the text of an error into one line, with single spaces; TVM's operators are their names."""
+    return _OPERATOR.sub(r"\1", " ".join(" ".join(lines(error)).split()))

@@ -166,6 +166,19 @@ def of_tensor(function):
     return lambda x: te.compute(x.shape, lambda *at: function(x[at]), name=function.__name__)
 
 
+def libm(name: str, x):
+    """Call a function of C's library on a float32 or float64, in a vectorized loop once for each lane.
+
+    TVM 0.27 lowers its own sinh and cosh to these calls, and fails on vectors of them.
+    """
+    dtype = str(x.ty.dtype)
+    return tirx.call_pure_extern(dtype, name + ("f" if dtype == "float32" else ""), x)
+
+
+OF_LIBM = {
+    f"relax.{name}": lambda x, name=name: te.compute(x.shape, lambda *at: libm(name, x(*at)), name=name)
+    for name in ("sinh", "cosh")
+}
 FUNCTIONS = {
     **{f"relax.{function.__name__}": of_tensor(function) for function in (exp, sigmoid, tanh, erf)},
     **{f"relax.nn.{function.__name__}": of_tensor(function) for function in (silu, gelu, gelu_tanh)},

@@ -33,6 +33,7 @@ from ...core.simd import simd_of
 
 _LONGEST, _BLOCK = 256, 64  # addends of an accumulator, and of a block of a longer sum, at most
 # Of products, which keep the arithmetic units busy: the work for a block is less than a hundredth of its own.
+# Not where all is one sum, as of a weighted loss: that waits for memory.
 _LONGEST_OF_PRODUCTS, _BLOCK_OF_PRODUCTS = 4096, 512
 _SHARED, _PARTS = 1 << 17, 64  # addends of a sum that threads share, at least, and its parts
 _ENDLESS = 1 << 31  # addends; TVM 0.27's RemoveNoOp fails on blocks of so many
@@ -99,7 +100,8 @@ def _marked(func) -> tuple:
         if not isinstance(store, tirx.BufferStore) or not _adds(store.value, store):
             return realize
         own = [loops[var] for var in reduced - kept if var in loops]
-        own, (longest, most) = [loop for loop in own if loop.kind == _SERIAL], _limits(store.value)
+        own = [loop for loop in own if loop.kind == _SERIAL]
+        longest, most = _limits(store.value) if kept else (_LONGEST, _BLOCK)
         if math.prod(_most(loop.extent, analyzer) for loop in own) <= longest:
             return realize
         if math.prod(int(loop.extent) for loop in own if isinstance(loop.extent, tirx.IntImm)) >= _ENDLESS:

@@ -40,6 +40,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int, in_pair
     corrected[norms.OF_ROWS] = partial(norms.of_rows, flat=v is None)
     corrected |= dict.fromkeys(conv_transpose.OPERATORS, conv_transpose.legalize)
     corrected |= dict.fromkeys(elementwise.FUNCTIONS if v else (), _elementwise)
+    corrected |= dict.fromkeys(elementwise.OF_LIBM if v else (), _of_libm)
     if opt_level < 3:
         return corrected
     if v is None:
@@ -201,6 +202,13 @@ def _elementwise(bb, call):
         return default(bb, call)
     name = call.op.name.rpartition(".")[2]
     return bb.call_te(elementwise.FUNCTIONS[call.op.name], call.args[0], primfunc_name_hint=name)
+
+
+def _of_libm(bb, call):
+    if str(call.ty.dtype) not in ("float32", "float64"):
+        return default(bb, call)
+    name = call.op.name.rpartition(".")[2]
+    return bb.call_te(elementwise.OF_LIBM[call.op.name], call.args[0], primfunc_name_hint=name)
 
 
 def _concat(bb, call):

@@ -272,7 +272,7 @@ class GraphMerge(DimInference):
         with builder.function("main", params, attrs):
             with builder.dataflow():
                 try:
-                    for bindings in zip_equal(map(_bindings, self.mains)):
+                    for bindings in zip_equal(map(bindings_of, self.mains)):
                         self._bind(builder, bindings)
                     result = self._expr([main.body.body for main in self.mains])
                 except (
@@ -616,7 +616,8 @@ class GraphMerge(DimInference):
         return first
 
 
-def _bindings(main) -> list:
+def bindings_of(main) -> list:
+    """List a function's bindings."""
     return [binding for block in main.body.blocks for binding in block.bindings]
 
 

@@ -16,7 +16,7 @@ import tvm
 from ...core.bounds_check import OutOfRange
 from ...core.dims import Dim, dims_of
 from ...core.specs import TensorSpec
-from .merge import GraphMerge, UnsupportedDynamism, same_array, zip_equal
+from .merge import GraphMerge, UnsupportedDynamism, bindings_of, same_array, zip_equal
 from .windows import check_windows, least_dims
 
 Model = tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]
@@ -79,6 +79,8 @@ def with_dynamic_dims(
         for probe in distinct:
             if (key := tuple(probe.values())) not in models:
                 models[key] = _with_shared_weights(_at_probe(import_at, specs, probe, takes), models)
+                # Before the next import: that of an unrolled loop over a large dim may take minutes.
+                zip_equal(bindings_of(mod["main"]) for mod, _ in models.values())
         several = [models[tuple(probe.values())] for probe in distinct]
         _log.debug("merging imports at %s", distinct)
         _compare_params([params for _, params in several])

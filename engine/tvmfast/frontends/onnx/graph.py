@@ -239,7 +239,12 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], has_dynamic_d
     for node in graph.node:
         if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of input 1 matters
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
-        inner = _inlined(node, values, shapes, opsets, [*graph.node, *nodes])
+        is_control_flow = node.op_type in (
+            "If",
+            "Loop",
+            "Scan",
+        )  # for speed: their nodes may be many thousands
+        inner = _inlined(node, values, shapes, opsets, [*graph.node, *nodes]) if is_control_flow else None
         if inner is not None:
             nodes += inner
             folded = True
@@ -269,7 +274,7 @@ def _fills(node: onnx.NodeProto, types: dict, shapes: dict) -> bool:
 
 def _inlined(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list) -> list | None:
     """Return what replaces an If, Loop or Scan that is inlined or unrolled; `nodes` are those around it."""
-    if node.op_type not in ("If", "Loop", "Scan") or (node.op_type == "If" and node.input[0] not in values):
+    if node.op_type == "If" and node.input[0] not in values:
         return None
     _log.debug("inlining or unrolling %s %r", node.op_type, node.name or node.output[0])
     used = {name for each in nodes for name in each.output} | {*values, *shapes}
@@ -375,7 +380,7 @@ def check_shapes(graph: onnx.GraphProto) -> None:
     for node in _all_nodes(graph):
         attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
         window, pads = attributes.get("kernel_shape", []), attributes.get("pads", [])
-        shape, weight = (shapes.get(name) for name in (*node.input, "", "")[:2])
+        shape, weight, bias = (shapes.get(name) for name in (*node.input, "", "", "")[:3])
         fault = None
         if node.op_type in ("Conv", "ConvTranspose") and window and weight and list(weight[2:]) != window:
             fault = f"its kernel_shape is {window}, and its weight is of shape {weight}"
@@ -385,6 +390,11 @@ def check_shapes(graph: onnx.GraphProto) -> None:
             fault = f"its pads {pads} are not smaller than its kernel_shape {window}"
         elif node.op_type == "PRelu" and shape and weight and not _broadcasts(weight, shape):
             fault = f"its slope is of shape {weight}, which does not broadcast to its input's {shape}"
+        elif node.op_type == "Gemm" and shape and weight and bias:
+            flags = {attribute.name: attribute.i for attribute in node.attribute}
+            product = shape[flags.get("transA", 0)], weight[1 - flags.get("transB", 0)]
+            if not _broadcasts(bias, product):
+                fault = f"its C is of shape {bias}, which does not broadcast to its product's {product}"
         if fault:
             raise ValueError(f"{node.op_type} {node.name!r}: {fault}; export the model again")
 

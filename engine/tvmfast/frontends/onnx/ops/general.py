@@ -85,6 +85,14 @@ def _elu(n: Node):
     return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
 
 
+@converts("Celu")
+def _celu(n: Node):
+    """Convert tensors of any rank; onnx cannot expand this function for one of rank 0."""
+    alpha = n.const(n.get("alpha", 1.0))
+    below = expm1_below_1(n.builder, n.emit(R.divide(R.minimum(n.x, n.const(0)), alpha)))
+    return R.where(R.less(n.x, n.const(0)), R.multiply(alpha, below), n.x)
+
+
 @converts("LeakyRelu", "HardSigmoid")
 def _with_default(n: Node):
     """Give alpha the default of ONNX's specification, which is a float32; TVM has a float64."""
@@ -96,6 +104,25 @@ def _with_default(n: Node):
 def _thresholded_relu(n: Node):
     """Convert all float dtypes, TVM float32 only; NaN is not above the threshold."""
     return R.where(R.greater(n.x, n.const(n.get("alpha", 1.0))), n.x, n.const(0))
+
+
+@converts("Shrink")
+def _shrink(n: Node):
+    """Convert integers through floats, as lambd is one; TVM adds both cases where lambd is below 0."""
+    dtype = n.dtype if n.dtype.startswith("float") else "float64"
+    lambd, bias = relax.const(n.get("lambd", 0.5), dtype), relax.const(n.get("bias", 0.0), dtype)
+    x, zero = n.emit(n.cast(n.x, dtype)), relax.const(0, dtype)
+    above = R.where(R.greater(x, lambd), R.subtract(x, bias), zero)
+    return n.cast(n.emit(R.where(R.less(x, R.negative(lambd)), R.add(x, bias), above)), n.dtype)
+
+
+@converts("Gemm")
+def _gemm(n: Node):
+    """Leave out C where beta is 0, as ONNX Runtime does: 0 * NaN is NaN."""
+    scales = n.get("alpha", 1.0), n.get("beta", 1.0)
+    reason = f"Gemm of {n.dtype} with alpha {scales[0]} and beta {scales[1]}: expected whole numbers"
+    n.refuse_if("float" not in n.dtype and not all(float(each).is_integer() for each in scales), reason)
+    return n.tvm_converter(*n.inputs[:2], n.inputs[2] if scales[1] else None)
 
 
 converts("Softplus")(lambda n: softplus(n.builder, n.x))
@@ -390,6 +417,16 @@ def _one_hot(n: Node):
     is_hot = R.logical_or(R.equal(indices, n.const(positions)), R.equal(indices, n.const(positions - depth)))
     off, on = (R.strided_slice(n.inputs[2], [0], [i], [i + 1]) for i in (0, 1))
     return R.where(is_hot, on, off)
+
+
+@converts("Trilu")
+def _trilu(n: Node):
+    """Move a diagonal that is known to where one beyond the matrix may lie; TVM holds it in 32 bits."""
+    k = np.zeros(()) if n.inputs[1] is None else constant_array(get_constant(n.inputs[1], n.params))
+    if k is None:
+        return n.tvm_converter()
+    beyond = sum(n.shape[-2:])
+    return (R.triu if n.get("upper", 1) else R.tril)(n.x, int(np.clip(k, -beyond, beyond).item()))
 
 
 @converts("TopK")

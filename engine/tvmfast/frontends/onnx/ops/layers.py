@@ -186,8 +186,9 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
         moved = np.float32(before / 2) * (np.float32(1) - np.float32(size) / (scale * np.float32(before)))
         positions = moved + (indices + np.float32(0.5)) / scale - np.float32(0.5)
     elif mode == "tf_crop_and_resize":
-        begin, length = crop[0] * (before - 1), (crop[1] - crop[0]) * (before - 1)
-        positions = begin + (indices * length / last if last else length / 2 + 0 * indices)
+        begin, end, extent = np.float32(crop[0]), np.float32(crop[1]), np.float32(before - 1)
+        middle = np.float32(0.5) * (begin + end) * extent + 0 * indices
+        positions = begin * extent + indices * (end - begin) * extent / np.float32(last) if last else middle
     return positions
 
 
@@ -204,7 +205,8 @@ _ROUNDED = {
 def _grid_sample(n: Node):
     """Interpolate at the positions of a grid, halves in float32.
 
-    A coordinate that is NaN, infinite or beyond int64 is -1, as in ONNX Runtime.
+    A coordinate that is NaN, infinite or beyond int64 is -1, as in ONNX Runtime. The nearest pixel is
+    reflected, not the coordinate, which may be a tie; TVM divides by the distance of an axis's outer pixels.
     """
     mode, is_float = n.text("mode", "linear"), n.dtype.startswith(("float", "bfloat"))
     reason = f"GridSample of {n.dtype} with mode {mode!r}: only floats are interpolated"
@@ -214,28 +216,65 @@ def _grid_sample(n: Node):
     is_near = R.less(R.abs(grid), relax.const(2.0**62, wide))
     grid = n.emit(R.where(is_near, grid, relax.const(-1, wide)))
     x = n.emit(n.cast(n.x, wide) if is_float else n.x)
+    if n.text("padding_mode", "zeros") == "reflection":
+        between = bool(n.get("align_corners", 0))
+        for axis in range(2, n.rank if between else 2):
+            x = x if n.shape[axis] > 1 else n.emit(R.concat([x, x], axis))
+        if mode == "nearest":
+            sizes = np.array(shape_of(x)[:1:-1])  # the grid has the last axis first
+            grid = n.emit(_of_whole_pixels(grid, relax.const(sizes, wide), between))
     return n.cast(n.tvm_converter(x, grid), n.dtype)
+
+
+def _of_whole_pixels(grid, sizes, between: bool) -> relax.Expr:
+    """Move coordinates from -1 to 1 to the nearest pixels; `between` the outer pixels' centres, or edges."""
+    one, half = (relax.const(value, sizes.ty.dtype) for value in (1, 0.5))
+    if between:
+        spans = R.multiply(R.subtract(sizes, one), half)
+        return R.subtract(R.divide(R.round(R.multiply(R.add(grid, one), spans)), spans), one)
+    pixels = R.round(R.subtract(R.multiply(R.add(grid, one), R.multiply(sizes, half)), half))
+    return R.subtract(R.divide(R.add(pixels, half), R.multiply(sizes, half)), one)
+
+
+@converts("AffineGrid")
+def _affine_grid(n: Node):
+    reason = "AffineGrid with align_corners of an axis of size 1, whose corners are one point"
+    n.refuse_if(n.get("align_corners", 0) and 1 in n.known(1)[2:].tolist(), reason)
+    return n.tvm_converter()
 
 
 # ---------------------------------------------------------------- windows and signals
 
 
-@converts("MaxPool")
-def _max_pool(n: Node):
-    """Return, if asked for, the argmax of each window, too, as an index into the whole input."""
-    (batch, channels, *sizes), kernel = n.shape, n.get("kernel_shape")
-    rank = len(sizes)
+def _windows(n: Node) -> tuple[list[int], list[int], list[int], dict]:
+    """Return the strides, dilations and spans of windows, and their padding as attributes, without auto_pad.
+
+    TVM's own auto_pad leaves out dilations, and rounds the number of windows of SAME_LOWER down.
+    """
+    rank, kernel, mode = n.rank - 2, n.get("kernel_shape"), n.text("auto_pad", "NOTSET")
     strides, dilations, pads = n.windows(rank)
     spans = [(window - 1) * dilation + 1 for window, dilation in zip(kernel, dilations, strict=True)]
-    mode = n.text("auto_pad", "NOTSET")
     if mode.startswith("SAME"):
         missing = [
             max((math.ceil(size / stride) - 1) * stride + span - size, 0)
-            for size, stride, span in zip(sizes, strides, spans, strict=True)
+            for size, stride, span in zip(n.shape[2:], strides, spans, strict=True)
         ]
         pads = [less // 2 for less in missing] + [less - less // 2 for less in missing]
         pads = pads if mode == "SAME_UPPER" else pads[rank:] + pads[:rank]
-    pooled = n.emit(n.tvm_converter(*n.inputs, pads=pads, auto_pad=b"NOTSET"))
+    pads = [0] * 2 * rank if mode == "VALID" else pads
+    ceil_mode = 0 if mode.startswith("SAME") else n.get("ceil_mode", 0)
+    return strides, dilations, spans, {"pads": pads, "auto_pad": b"NOTSET", "ceil_mode": ceil_mode}
+
+
+converts("AveragePool")(lambda n: n.tvm_converter(*n.inputs, **_windows(n)[-1]))
+
+
+@converts("MaxPool")
+def _max_pool(n: Node):
+    """Return, if asked for, the argmax of each window, too, as an index into the whole input."""
+    (batch, channels, *sizes), (strides, dilations, spans, padding) = n.shape, _windows(n)
+    rank, pads = len(sizes), padding["pads"]
+    pooled = n.emit(n.tvm_converter(*n.inputs, **padding))
     if n.outputs == 1:
         return pooled
     outputs = shape_of(pooled)[2:]
@@ -263,18 +302,26 @@ converts("GlobalLpPool")(in_float32(lambda n: n.tvm_converter()))
 @in_float32
 def _lp_pool(n: Node):
     """Pad for ceil_mode: TVM multiplies means by the size of a window, also where its end is left out."""
-    rank = n.rank - 2
-    auto_pad = n.text("auto_pad", "NOTSET")
-    if not n.get("ceil_mode", 0) or auto_pad.startswith("SAME"):
-        return n.tvm_converter()
-    kernel, (strides, dilations, pads) = n.get("kernel_shape"), n.windows(rank)
-    pads = [0] * 2 * rank if auto_pad == "VALID" else pads
-    for i, size in enumerate(n.shape[2:]):
-        span, total = (kernel[i] - 1) * dilations[i] + 1, size + pads[i] + pads[rank + i]
-        steps = ceildiv(total - span, strides[i])
+    strides, _, spans, padding = _windows(n)
+    rank, pads = len(spans), list(padding["pads"])
+    for i, size in enumerate(n.shape[2:] if padding["ceil_mode"] else ()):
+        total = size + pads[i] + pads[rank + i]
+        steps = ceildiv(total - spans[i], strides[i])
         if steps * strides[i] < size + pads[i]:  # a window starts before the padding behind
-            pads[rank + i] += steps * strides[i] + span - total
-    return n.tvm_converter(*n.inputs, pads=pads, ceil_mode=0, auto_pad=b"NOTSET")
+            pads[rank + i] += steps * strides[i] + spans[i] - total
+    return n.tvm_converter(*n.inputs, **padding | {"pads": pads, "ceil_mode": 0})
+
+
+@converts("LRN")
+@in_float32
+def _local_response_normalization(n: Node):
+    """Convert any rank, float dtype and size; of an even one, the window reaches further behind."""
+    size, rest = n.get("size"), math.prod(n.shape[2:])
+    squares = R.reshape(R.multiply(n.x, n.x), (n.shape[0], 1, n.shape[1], rest))
+    pads = [(size - 1) // 2, 0, size // 2, 0]
+    means = R.nn.avg_pool2d(squares, (size, 1), padding=pads, count_include_pad=True)
+    scale = R.multiply(R.reshape(means, n.shape), n.const(n.get("alpha", 1e-4)))
+    return R.divide(n.x, R.power(R.add(scale, n.const(n.get("bias", 1.0))), n.const(n.get("beta", 0.75))))
 
 
 @converts("Col2Im")
