@@ -18,6 +18,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 
 from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
+from .tensor_cores import TensorCores
 
 _LOG = logging.getLogger(__name__)
 WITHOUT_GPU = "sm_80"  # the arch of "cuda" on a machine without a GPU
@@ -56,6 +57,7 @@ class _Matmul(dlight.gpu.Matmul):
 
 
 _RULES = {
+    "tensor_cores": TensorCores(allow_tf32=True),
     "matmul": _Matmul(),
     "gemv": dlight.gpu.GEMV(),
     "reduction": dlight.gpu.Reduction(),
