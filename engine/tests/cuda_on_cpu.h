@@ -12,8 +12,7 @@
 #include <vector>
 
 #define TVMFAST_INSTRUCTIONS
-#define __device__
-#define __forceinline__ inline
+#define INLINE inline
 #define __global__
 #define __restrict__
 #define __shared__
@@ -22,6 +21,7 @@
 #define uchar unsigned char
 #define uint unsigned
 typedef _Float16 half;
+inline half __float2half_rn(float x) { return (half)x; }
 using std::max;
 using std::min;
 

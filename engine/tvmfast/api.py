@@ -11,7 +11,14 @@ from .runtime.compiled import Compiled
 
 
 def build(
-    mod: Any, params: Any = None, target=None, opt_level: int = 3, records=None, state=None, sizes=None
+    mod: Any,
+    params: Any = None,
+    target=None,
+    opt_level: int = 3,
+    records=None,
+    state=None,
+    sizes=None,
+    allow_tf32: bool = False,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -24,6 +31,7 @@ def build(
         records: Tuning records: None for those that tvmfast ships, False for none.
         state: Inputs that are fed from an output of the call before, `{"h": "output1"}`.
         sizes: Values of dynamic dims to specialize the network for, too, `[{"height": 480, "width": 640}]`.
+        allow_tf32: Whether convolutions of float32 on a GPU may round their operands to 10 bits of mantissa.
 
     Returns:
         The compiled network.
@@ -34,7 +42,7 @@ def build(
     """
     if not isinstance(mod, tvm.IRModule):
         mod, params = _importer(mod)(mod, params)
-    return compiler.build(mod, params, target, opt_level, records, state, sizes)
+    return compiler.build(mod, params, target, opt_level, records, state, sizes, allow_tf32)
 
 
 def _importer(model: Any):

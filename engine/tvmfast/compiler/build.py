@@ -32,6 +32,7 @@ def build(
     records=None,
     state=None,
     sizes=None,
+    allow_tf32: bool = False,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -64,6 +65,9 @@ def build(
             kernels for dynamic dims. It is one library. Arrays that several of the specializations read are
             stored once; a weight that they pack differently is stored for each, so that memory may grow by
             the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
+        allow_tf32: For kind "cuda": convolutions of float32 run on tensor cores, which round their operands
+            to TF32, 10 bits of mantissa, and sum in float32; as PyTorch's do unless
+            `torch.backends.cudnn.allow_tf32` is False.
 
     Returns:
         A `Compiled`; for kind "cuda" a `cuda_codegen.CompiledForGPU`.
@@ -76,7 +80,7 @@ def build(
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
-    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes))
+    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes, allow_tf32))
 
 
 def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
@@ -105,7 +109,7 @@ def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
 
 
 def resolved(
-    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None
+    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None, allow_tf32=False
 ) -> tuple[tvm.IRModule, BuildContext]:
     """Check the arguments of `build`; return the module with its parameters bound, and the context."""
     if opt_level not in pipeline.OPT_LEVELS:
@@ -114,6 +118,10 @@ def resolved(
         )
     target = resolve_target(target, kinds=("llvm", "cuda"))
     mod, arrays = bind(mod, params)
+    if allow_tf32 and target.kind.name != "cuda":
+        raise ValueError(
+            f"allow_tf32 is for tensor cores: expected a target of kind 'cuda'; got {target.kind.name!r}"
+        )
     dims = dynamic_dims(mod["main"])
     aliases = resolve_state(mod["main"], state)
     if dims and target.kind.name == "cuda":
@@ -125,6 +133,7 @@ def resolved(
         dims,
         aliases,
         arrays,
+        allow_tf32=allow_tf32,
         specializations=tuple(shape_variants.variants_of(mod, sizes, dims)),
     )
     _LOG.debug("build: opt level %s, dims %s, state %s, target %s", opt_level, dims, aliases, target)
@@ -141,7 +150,7 @@ def _lowered(
         mod, arrays = shape_variants.rename_params(mod, arrays, shared)
     graph = pipeline.describe(mod, list(arrays), context)
     if context.for_gpu:
-        mod, graph["kernels"] = gpu.scheduled(mod, context.target)
+        mod, graph["kernels"] = gpu.scheduled(mod, context.target, context.allow_tf32)
     plan = {} if context.dims else None
     mod = pipeline.lowering(context.dims, plan)(pipeline.bundle(mod))
     graph["memory"] = plan or memory(mod)

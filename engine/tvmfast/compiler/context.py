@@ -23,6 +23,7 @@ class BuildContext:
         dims: The network's dynamic dims with their bounds, by name.
         state: The index of the output that is fed back, by the name of the input.
         arrays: The network's parameters, by name.
+        allow_tf32: Whether convolutions of float32 on a GPU may round their operands to TF32.
         specializations: Values of dynamic dims, and the network specialized for them, in the order in which
             a call tries them.
     """
@@ -33,6 +34,7 @@ class BuildContext:
     dims: Mapping[str, Dim] = dataclasses.field(default_factory=dict)
     state: Mapping[str, int] = dataclasses.field(default_factory=dict)
     arrays: Mapping[str, tvm.runtime.Tensor] = dataclasses.field(default_factory=dict)
+    allow_tf32: bool = False
     specializations: tuple[tuple[dict[str, int], tvm.IRModule], ...] = ()
 
     @property

@@ -1,53 +1,62 @@
 """CUDA source of a matrix product on tensor cores, which `tensor_cores.py` calls from its kernels.
 
-C[m, n] = sum over k of A[m, k] * B[k, n], by a tile of C per block: `Rows` and its siblings copy tiles of A and B
-to shared memory, asynchronously and STAGES - 1 steps ahead; each warp multiplies fragments of 16x8 elements of C.
-Names and layouts of fragments: PTX ISA, "Matrix multiply-accumulate operation using mma instruction"; padded
-rows keep the threads of a warp off each other's banks. The instructions themselves come first, so that a test
-can replace them by loops.
+C[m, n] = sum over k of A[m, k] * B[k, n], a tile of C per block: `Rows`, `Columns` and `Windows` copy tiles
+of A and B to shared memory, asynchronously and STAGES - 1 steps ahead; each warp multiplies fragments of 16x8
+elements of C. Names and layouts of fragments: PTX ISA, "Matrix multiply-accumulate operation using mma
+instruction"; padded rows keep the threads of a warp off each other's banks. The instructions themselves come
+first, so that a test can replace them by loops.
 """
 
 INSTRUCTIONS = r"""
 #if !defined(TVMFAST_INSTRUCTIONS)
 #define TVMFAST_INSTRUCTIONS
 #include <cuda_fp16.h>
+#define INLINE __device__ __forceinline__
 namespace tvmfast {
-__device__ __forceinline__ int thread() { return threadIdx.x; }
-__device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+INLINE int thread() { return threadIdx.x; }
+INLINE unsigned shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 // Copies BYTES bytes to shared memory, or as many zeros; both addresses are multiples of BYTES.
-template <int BYTES> __device__ __forceinline__ void copy(void* to, const void* from, bool inside) {
+template <int BYTES> INLINE void copy(void* to, const void* from, bool inside) {
   int bytes = inside ? BYTES : 0;
   if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(shared(to)), "l"(from), "r"(bytes) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 ::"r"(shared(to)), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-__device__ __forceinline__ void barrier() { __syncthreads(); }
+INLINE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> INLINE void wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+INLINE void barrier() { __syncthreads(); }
 // Loads four matrices of 8 rows of 16 bytes; thread t gives the address of row t % 8 of matrix t / 8.
-__device__ __forceinline__ void load_matrices(unsigned (&to)[4], const void* row) {
+INLINE void load_matrices(unsigned (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared(row)) : "memory");
 }
 // The same for matrices of 2-byte elements that are stored transposed.
-__device__ __forceinline__ void load_transposed(unsigned (&to)[4], const void* row) {
+INLINE void load_transposed(unsigned (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared(row)) : "memory");
 }
 // Rounds the bits of a float32 to TF32: 10 bits of mantissa, to nearest.
-__device__ __forceinline__ unsigned tf32(unsigned bits) {
+INLINE unsigned tf32(unsigned bits) {
   unsigned rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
   return rounded;
 }
-__device__ __forceinline__ void multiply(float, float* c, const unsigned (&a)[4], const unsigned* b) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+INLINE void multiply(float, float* c, const unsigned (&a)[4], const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-__device__ __forceinline__ void multiply(half, float* c, const unsigned (&a)[4], const unsigned* b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+INLINE void multiply(half, float* c, const unsigned (&a)[4], const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 }  // namespace tvmfast
 #endif
@@ -58,7 +67,7 @@ PRODUCT = r"""
 #define TVMFAST_PRODUCT
 namespace tvmfast {
 // Copies VEC elements, or as many zeros.
-template <int VEC, class T> __device__ __forceinline__ void copy_elements(T* to, const T* from, bool inside) {
+template <int VEC, class T> INLINE void copy_elements(T* to, const T* from, bool inside) {
   if constexpr (VEC * sizeof(T) >= 4) copy<VEC * (int)sizeof(T)>(to, from, inside);
   else *to = inside ? *from : T(0.0f);
 }
@@ -72,49 +81,57 @@ template <class T, int BN, int BK> struct AlongN {
   static constexpr int ROW = BN + 8, SIZE = BK * ROW;
   static constexpr bool ALONG_K = false;
 };
-// A matrix whose rows are along k: A[m][k], or B[n][k]; LD elements from a row to the next.
-template <class T, int BX, int BK, int VEC, int THREADS, int ROWS, int K, int LD> struct Rows : AlongK<T, BX, BK> {
-  const T* from; int first, at;
-  __device__ __forceinline__ Rows(const T* base, int x0) : first(x0 + thread() / (BK / VEC)), at(thread() % (BK / VEC) * VEC) {
-    from = base + (long long)first * LD + at;
+// A matrix whose rows are along k: A[m][k], or B[n][k].
+template <class T, int BX, int BK, int VEC, int THREADS, int ROWS, int K>
+struct Rows : AlongK<T, BX, BK> {
+  static constexpr int ACROSS = BK / VEC, STEP = THREADS / ACROSS;
+  const T* from; int row, at, left;
+  INLINE Rows(const T* base, int x0) : row(thread() / ACROSS), at(thread() % ACROSS * VEC) {
+    from = base + (long long)(x0 + row) * K + at;
+    left = ROWS - x0 - row;
   }
-  __device__ __forceinline__ void load(T* tile, int k) const {
-    constexpr int STEP = THREADS / (BK / VEC);
-    T* to = tile + thread() / (BK / VEC) * this->ROW + at;
+  INLINE void load(T* tile, int k) const {
+    T* to = tile + row * this->ROW + at;
+    bool inside = K % BK == 0 || k + at < K;
 #pragma unroll
     for (int i = 0; i < (BX + STEP - 1) / STEP; ++i)
-      if (BX % STEP == 0 || thread() / (BK / VEC) + i * STEP < BX)
-        copy_elements<VEC>(to + i * STEP * this->ROW, from + k + i * STEP * LD, first + i * STEP < ROWS && (K % BK == 0 || k + at < K));
+      if (BX % STEP == 0 || row + i * STEP < BX)
+        copy_elements<VEC>(to + i * STEP * this->ROW, from + k + i * STEP * K, inside && i * STEP < left);
   }
 };
-// Matrices B[k][p] of COUNT images one after another, n = image * P + p: VEC neighbours are of one image.
-template <class T, int BN, int BK, int VEC, int THREADS, int N, int K, int P> struct Columns : AlongN<T, BN, BK> {
+// Matrices B[k][p] one after another, of an image each, n = image * P + p: VEC neighbours are of one image.
+template <class T, int BN, int BK, int VEC, int THREADS, int N, int K, int P>
+struct Columns : AlongN<T, BN, BK> {
   static constexpr int ACROSS = BN / VEC, STEP = THREADS / ACROSS;
   const T* from; int row, at; bool inside;
-  __device__ __forceinline__ Columns(const T* base, int n0) : row(thread() / ACROSS), at(thread() % ACROSS * VEC) {
+  INLINE Columns(const T* base, int n0) : row(thread() / ACROSS), at(thread() % ACROSS * VEC) {
     int n = n0 + at;
     inside = n < N;
     from = base + (long long)(n / P) * K * P + n % P + row * P;
   }
-  __device__ __forceinline__ void load(T* tile, int k) const {
+  INLINE void load(T* tile, int k) const {
     T* to = tile + row * this->ROW + at;
 #pragma unroll
-    for (int i = 0; i < BK / STEP; ++i)
-      copy_elements<VEC>(to + i * STEP * this->ROW, from + k * P + i * STEP * P, inside && (K % BK == 0 || k + row + i * STEP < K));
+    for (int i = 0; i < BK / STEP; ++i) {
+      bool here = inside && (K % BK == 0 || k + row + i * STEP < K);
+      copy_elements<VEC>(to + i * STEP * this->ROW, from + k * P + i * STEP * P, here);
+    }
   }
 };
-// Windows of images (C, H, W): n = (image, y, x) of an output (OH, OW); k = (r, s, c) if a step has one (r, s), or (c, r, s).
+// Windows of images (C, H, W), n = (image, y, x) of an output (OH, OW), strides S, padding P, dilation D:
+// k = (r, s, c) if C_LAST, where each step is of one (r, s), or else (c, r, s).
 template <class T, int BN, int BK, int THREADS, int N, int C, int H, int W, int OH, int OW, int R, int S,
-          int SY, int SX, int PY, int PX, int DY, int DX, bool C_LAST> struct Windows : AlongN<T, BN, BK> {
+          int SY, int SX, int PY, int PX, int DY, int DX, bool C_LAST>
+struct Windows : AlongN<T, BN, BK> {
   static constexpr int STEP = THREADS / BN, COUNT = BK / STEP;
   const T* image; int row, y0, x0; bool inside;
-  __device__ __forceinline__ Windows(const T* base, int n0) : row(thread() / BN) {
+  INLINE Windows(const T* base, int n0) : row(thread() / BN) {
     int n = n0 + thread() % BN, p = n % (OH * OW);
     inside = n < N;
     y0 = p / OW * SY - PY; x0 = p % OW * SX - PX;
     image = base + (long long)(n / (OH * OW)) * C * H * W;
   }
-  __device__ __forceinline__ void load(T* tile, int k) const {
+  INLINE void load(T* tile, int k) const {
     T* to = tile + row * this->ROW + thread() % BN;
     T loaded[COUNT];
     const T* from[COUNT]; bool valid[COUNT];
@@ -145,15 +162,19 @@ template <class T, int BN, int BK, int THREADS, int N, int C, int H, int W, int 
 };
 // The part of a tile of C that this thread has: c[i][j][4], fragments of WM x WN elements of its warp.
 template <class T, int BM, int BN, int BK, int WM, int WN, int STAGES, class A, class B>
-__device__ __forceinline__ void product(float* c, void* shared, const A& a, const B& b, int first, int last) {
+INLINE void product(float* c, void* memory, const A& a, const B& b, int first, int last) {
   constexpr int KSTEP = 32 / (int)sizeof(T), FM = WM / 16, FN = WN / 8, SIZE = A::SIZE + B::SIZE;
-  T* tiles = (T*)shared;
-  const int lane = thread() % 32, warp = thread() / 32, wm = warp % (BM / WM) * WM, wn = warp / (BM / WM) * WN;
+  T* tiles = (T*)memory;
+  const int lane = thread() % 32, warp = thread() / 32;
+  const int wm = warp % (BM / WM) * WM, wn = warp / (BM / WM) * WN;
 #pragma unroll
   for (int i = 0; i < FM * FN * 4; ++i) c[i] = 0.0f;
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
-    if (first + s < last) { a.load(tiles + s * SIZE, (first + s) * BK); b.load(tiles + s * SIZE + A::SIZE, (first + s) * BK); }
+    if (first + s < last) {
+      a.load(tiles + s * SIZE, (first + s) * BK);
+      b.load(tiles + s * SIZE + A::SIZE, (first + s) * BK);
+    }
     commit();
   }
   int read = 0, write = STAGES - 1;
@@ -170,7 +191,8 @@ __device__ __forceinline__ void product(float* c, void* shared, const A& a, cons
     for (int k = 0; k < BK; k += KSTEP) {
       unsigned fa[FM][4], fb[FN / 2][4];
 #pragma unroll
-      for (int i = 0; i < FM; ++i) load_matrices(fa[i], at + (wm + i * 16 + lane % 16) * A::ROW + k + lane / 16 * (KSTEP / 2));
+      for (int i = 0; i < FM; ++i)
+        load_matrices(fa[i], at + (wm + i * 16 + lane % 16) * A::ROW + k + lane / 16 * (KSTEP / 2));
 #pragma unroll
       for (int j = 0; j < FN / 2; ++j) {
         int n = wn + j * 16;
@@ -180,7 +202,10 @@ __device__ __forceinline__ void product(float* c, void* shared, const A& a, cons
           load_transposed(fb[j], bt + (k + lane % 16) * B::ROW + n + lane / 16 * 8);
         else {
           const unsigned* from = (const unsigned*)(bt + (k + lane % 4) * B::ROW + n + lane / 4);
-          fb[j][0] = from[0]; fb[j][1] = from[4 * B::ROW]; fb[j][2] = from[8]; fb[j][3] = from[4 * B::ROW + 8];
+          fb[j][0] = from[0];
+          fb[j][1] = from[4 * B::ROW];
+          fb[j][2] = from[8];
+          fb[j][3] = from[4 * B::ROW + 8];
         }
       }
       if constexpr (sizeof(T) == 4) {

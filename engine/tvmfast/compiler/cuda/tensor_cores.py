@@ -1,10 +1,10 @@
-"""Matrix products and convolutions on tensor cores: float16, and float32 rounded to TF32 where a build allows it.
+"""Matrix products and convolutions on tensor cores: float16, and float32 rounded to TF32.
 
-A convolution is a product of its weights (M output channels) with windows (N pixels of all images), which are
-gathered while tiles are copied to shared memory ("implicit GEMM": Chetlur et al., cuDNN, arXiv 1410.0759). The
-tiles' product is `device_code.PRODUCT`; what follows in the fused kernel is computed on the accumulators. Where
-a launch has too few tiles for a GPU, several blocks share a tile's sum ("split-K"), and a second launch adds
-their parts, in a fixed order.
+A convolution is a product of its weights (M output channels) with windows (N pixels of all images), gathered
+while tiles are copied to shared memory ("implicit GEMM": Chetlur et al., cuDNN, arXiv 1410.0759). The product
+of tiles is `device_code.PRODUCT`; what follows in the fused kernel is computed on its sums. Where a launch
+has too few tiles for a GPU, several blocks share a tile's sum ("split-K"), and a second launch adds their
+parts, in a fixed order.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from tvm.s_tir import Schedule
 
 from ...core.relax import ceildiv, op_name
 from .device_code import INSTRUCTIONS, PRODUCT
+from .operands import STEP
 from .tiles import Tile, tile_for
 
 _REDUCE_THREADS = 256
@@ -29,21 +30,24 @@ _DTYPES = {"float16": "half", "float32": "float"}
 
 
 class TensorCores:
-    """The rule, with dlight's interface; `tile` is for all products instead of that of the table."""
+    """The rule for products of float16, and convolutions of float32 if TF32 is allowed; as dlight's are."""
 
-    def __init__(self, allow_tf32: bool, tile: Tile | None = None):
-        self.dtypes = ("float16", "float32") if allow_tf32 else ("float16",)
-        self.tile = tile
+    def __init__(self, allow_tf32: bool):
+        self.allow_tf32 = allow_tf32
 
     def apply(self, func, target, _):
         """Return a kernel's schedule; None for another kernel or dtype, or an older GPU."""
         arch = int("".join(c for c in str(target.attrs["arch"]) if c.isdigit()))
         matched = match(func) if arch >= _ARCH else None
-        if matched is None or matched[0].dtype not in self.dtypes:
+        if matched is None:
             return None
         product, store = matched
-        tile = self.tile or tile_for(product.key)
-        batch, _, columns, _ = product.size
+        batch, rows, columns, _ = product.size
+        if product.dtype == "float32" and not (product.window and self.allow_tf32):
+            return None
+        if rows == 1 or columns == 1:  # a product with a vector: `gemv`
+            return None
+        tile = tile_for(product.key)
         if ceildiv(columns, tile.n) > _LAUNCHES or batch * tile.split > _LAUNCHES:
             return None
         body = _kernel(str(func.attrs["global_symbol"]), product, tile, store)
@@ -117,14 +121,16 @@ def _is_reduction(block) -> bool:
 
 
 def _elementwise(block, buffer):
-    """Return what a block stores, with 0 for its axes of length 1; None unless it reads the same one element of `buffer`.
+    """Return what a block stores, with 0 for its axes of length 1, if it reads one element of `buffer`.
 
-    The axes of the block are then indices of that element.
+    The other axes of the block are then indices of that element. None for any other block.
     """
     store = block.body
     if not isinstance(store, tirx.BufferStore) or _is_reduction(block):
         return None
-    single = {axis.var: tirx.IntImm(axis.var.ty.dtype, 0) for axis in block.iter_vars if int(axis.dom.extent) == 1}
+    single = {
+        axis.var: tirx.IntImm(axis.var.ty.dtype, 0) for axis in block.iter_vars if int(axis.dom.extent) == 1
+    }
     store = _with_values(store, single)
 
     found = [list(load.indices) for load in _loads(store.value, buffer)]
@@ -211,7 +217,7 @@ def _conv(block, pad) -> Product | None:
         return None
     extents = {axis.var: int(axis.dom.extent) for axis in block.iter_vars}
     (count, channels, height, width), (_, outputs, out_y, out_x) = _shape(source), _shape(block.body.buffer)
-    of_one_step = channels * (2 if str(source.dtype) == "float16" else 4) % 128 == 0  # see `conv_weights`
+    of_one_step = channels * (2 if str(source.dtype) == "float16" else 4) % STEP == 0  # see `operands.py`
     if channels != extents[c] or (c_last and not of_one_step and extents[r] * extents[s] > 1):
         return None
     window = (channels, height, width, out_y, out_x, extents[r], extents[s], rows[0], columns[0], top, left)
@@ -300,7 +306,13 @@ def _matmul(block) -> Product | None:
         lengths = [*outer, extents[m]]
         size = 1, math.prod(lengths), *size[1:]
         return Product(
-            a.source, b.source, block.body.buffer, size, None, b_along_k, lambda _b, m, n: [*_at(m, lengths), n]
+            a.source,
+            b.source,
+            block.body.buffer,
+            size,
+            None,
+            b_along_k,
+            lambda _b, m, n: [*_at(m, lengths), n],
         )
     size = math.prod(outer), *size
     return Product(
@@ -360,7 +372,15 @@ def _kernel(name: str, product: Product, tile: Tile, store) -> tirx.Stmt:
         tirx.Evaluate(call),
         _unrolled(i, part_m * part_n * 4, stored),
     ]
-    first = _launch(tirx.SeqStmt(body), {"blockIdx.x": (x, grid[0]), "blockIdx.y": (y, grid[1]), "blockIdx.z": (z, grid[2]), "threadIdx.x": (thread, threads)})
+    first = _launch(
+        tirx.SeqStmt(body),
+        {
+            "blockIdx.x": (x, grid[0]),
+            "blockIdx.y": (y, grid[1]),
+            "blockIdx.z": (z, grid[2]),
+            "threadIdx.x": (thread, threads),
+        },
+    )
     if parts is None:
         return first
     return tirx.SeqStmt([tirx.AllocBuffer(parts), first, _added(product, tile, store, parts)])
@@ -435,27 +455,32 @@ def _source(product: Product, tile: Tile) -> tuple[str, str]:
     def widest(*multiples):
         return math.gcd(vector, *multiples)
 
-    of_rows = f"tvmfast::Rows<{kind}, {tile.m}, {step}, {widest(length)}, {threads}, {rows}, {length}, {length}>"
+    def rows_of(along: int, count: int) -> str:
+        return f"tvmfast::Rows<{kind}, {along}, {step}, {widest(length)}, {threads}, {count}, {length}>"
+
     window = product.window
+    is_point = window is not None and window[5:11] == (1, 1, 1, 1, 0, 0)  # 1x1, stride 1, no padding
+    pixels = math.prod(window[1:3]) if is_point else columns
+    of_rows = rows_of(tile.m, rows)
     if product.b_along_k:
-        of_columns = f"tvmfast::Rows<{kind}, {tile.n}, {step}, {widest(length)}, {threads}, {columns}, {length}, {length}>"
-    elif window is None or window[5:] == (1, 1, 1, 1, 0, 0, *window[11:13], 1) and widest(window[1] * window[2]) > 1:
-        pixels = columns if window is None else window[1] * window[2]
-        of_columns = f"tvmfast::Columns<{kind}, {tile.n}, {step}, {widest(pixels)}, {threads}, {columns}, {length}, {pixels}>"
+        of_columns = rows_of(tile.n, columns)
+    elif window is None or (is_point and widest(pixels) > 1):
+        numbers = tile.n, step, widest(pixels), threads, columns, length, pixels
+        of_columns = f"tvmfast::Columns<{kind}, {', '.join(map(str, numbers))}>"
     else:
-        c_last = window[13] and window[0] % step == 0
-        numbers = ", ".join(map(str, (columns, *window[:13])))
-        of_columns = f"tvmfast::Windows<{kind}, {tile.n}, {step}, {threads}, {numbers}, {str(bool(c_last)).lower()}>"
+        c_last = bool(window[13]) and window[0] % step == 0
+        numbers = tile.n, step, threads, columns, *window[:13], str(c_last).lower()
+        of_columns = f"tvmfast::Windows<{kind}, {', '.join(map(str, numbers))}>"
     described = repr((of_rows, of_columns, tile, product.size)).encode()
     name = f"product_{hashlib.sha256(described).hexdigest()[:12]}"
     source = f"""
-__device__ __forceinline__ void {name}(float* c, void* shared, const {kind}* a, const {kind}* b, int x, int y, int z) {{
+INLINE void {name}(float* c, void* memory, const {kind}* a, const {kind}* b, int x, int y, int z) {{
   constexpr int STEPS = {ceildiv(length, step)}, SPLIT = {tile.split};
   const int part = z % SPLIT, batch = z / SPLIT;
   {of_rows} rows(a + (long long)batch * {rows * length}, x * {tile.m});
   {of_columns} columns(b + (long long)batch * {columns * length if batch > 1 else 0}, y * {tile.n});
   tvmfast::product<{kind}, {tile.m}, {tile.n}, {step}, {tile.warp_m}, {tile.warp_n}, {tile.stages}>(
-      c, shared, rows, columns, part * STEPS / SPLIT, (part + 1) * STEPS / SPLIT);
+      c, memory, rows, columns, part * STEPS / SPLIT, (part + 1) * STEPS / SPLIT);
 }}
 """
     return name, INSTRUCTIONS + PRODUCT + source

@@ -14,8 +14,8 @@ _STEPS = 6  # along k that a block has at least, if several share a tile
 class Tile(NamedTuple):
     """How a product is cut.
 
-    A block of threads computes (m, n) elements of the result, a warp of it (warp_m, warp_n), in steps of k bytes
-    along the sum, of which `stages` are in shared memory at once; `split` blocks share the sum.
+    A block of threads computes (m, n) elements of the result, a warp of it (warp_m, warp_n), in steps of k
+    bytes along the sum, of which `stages` are in shared memory at once; `split` blocks share the sum.
     """
 
     m: int
@@ -78,7 +78,9 @@ def candidates(key: tuple) -> list[Tile]:
         blocks = _count(tile, batch, rows, columns)
         for split in (1, 2, 4, 8, 16):
             enough = blocks * split // 2 < _BLOCKS * 2 and steps >= split * 4
-            if (split == 1 and blocks * 8 >= _BLOCKS) or (split > 1 and enough and blocks * split * 2 >= _BLOCKS):
+            if (split == 1 and blocks * 8 >= _BLOCKS) or (
+                split > 1 and enough and blocks * split * 2 >= _BLOCKS
+            ):
                 found.append(tile._replace(split=split))
     return list(dict.fromkeys(found))
 
