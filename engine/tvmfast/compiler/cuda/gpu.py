@@ -1,7 +1,7 @@
 """Targets and schedules for NVIDIA's GPUs, target "cuda".
 
 Matrix products and convolutions of float16, and convolutions of float32 where a build allows TF32, run on
-tensor cores (`tensor_cores.py`). TVM's dlight schedules the other kernels, without a search: products by tiles
+tensor cores (`tensor_cores.py`). TVM's dlight schedules the others, without a search: products by tiles
 in shared memory (a convolution is one more product, of windows that are gathered while they are loaded);
 reductions by a block of threads per result; the others by a thread per element. Layouts stay NCHW. A database
 of MetaSchedule, if one is active (`with database:`), takes precedence.

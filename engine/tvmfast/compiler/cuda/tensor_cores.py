@@ -37,8 +37,8 @@ class TensorCores:
 
     def apply(self, func, target, _):
         """Return a kernel's schedule; None for another kernel or dtype, or an older GPU."""
-        arch = int("".join(c for c in str(target.attrs["arch"]) if c.isdigit()))
-        matched = match(func) if arch >= _ARCH else None
+        arch = str(target.attrs["arch"])
+        matched = match(func) if int("".join(filter(str.isdigit, arch))) >= _ARCH else None
         if matched is None:
             return None
         product, store = matched
@@ -47,7 +47,7 @@ class TensorCores:
             return None
         if rows == 1 or columns == 1:  # a product with a vector: `gemv`
             return None
-        tile = tile_for(product.key)
+        tile = tile_for(product.key, arch)
         if ceildiv(columns, tile.n) > _LAUNCHES or batch * tile.split > _LAUNCHES:
             return None
         body = _kernel(str(func.attrs["global_symbol"]), product, tile, store)

@@ -46,17 +46,18 @@ TILES = (  # from the largest, which reads least, to the smallest
     Tile(32, 32, 128, 16, 16, 4),
 )
 
-MEASURED: dict[tuple, Tile] = {}
+MEASURED: dict[str, dict[tuple, Tile]] = {}  # by architecture, then by `tensor_cores.Product.key`
 
 
-def tile_for(key: tuple) -> Tile:
+def tile_for(key: tuple, arch: str) -> Tile:
     """Return the tile for a product: the measured one, or else the largest of which there are enough.
 
     Args:
         key: See `tensor_cores.Product.key`.
+        arch: A GPU's architecture, such as "sm_90".
     """
-    if key in MEASURED:
-        return MEASURED[key]
+    if key in MEASURED.get(arch, {}):
+        return MEASURED[arch][key]
     dtype, batch, rows, columns, length = key[:5]
     for tile in TILES:
         if _count(tile, batch, rows, columns) >= _BLOCKS:
@@ -70,7 +71,7 @@ def tile_for(key: tuple) -> Tile:
 def candidates(key: tuple) -> list[Tile]:
     """List the tiles that are worth measuring for a product."""
     dtype, batch, rows, columns, length = key[:5]
-    found = [tile_for(key)]
+    found = [tile_for(key, "")]
     for tile in TILES:
         steps = ceildiv(length, tile.elements(dtype))
         if tile.m > max(32, 2 * rows) or tile.n > max(32, 2 * columns):
