@@ -3,10 +3,10 @@
     python -m tools.gpu_tiles                      # three minutes; `make gpu-tiles` calls it
     python -m tools.gpu_tiles --only conv:16 --networks "" --out tiles.json
 
-Shapes are those of the convolutions of ResNet-18 and ResNet-50, for 1 and 16 pictures, with TF32, and of the
-products of ViT-B/16 and BERT-base, for one picture and one text, in float16. Processes compile all that may be
-good for a shape, and one at a time measures: the time that CUPTI sees in the GPU's kernels, the caches warm. Each
-is compared with PyTorch. At the end networks are timed with the best tiles.
+Shapes are those of the convolutions of ResNet-18 and ResNet-50, for 1 and 16 pictures, with TF32, and of
+the products of ViT-B/16 and BERT-base, for one picture and one text, in float16. Processes compile all that
+may be good for a shape, and one at a time measures: the time that CUPTI sees in the GPU's kernels, the caches
+warm. Each is compared with PyTorch. At the end networks are timed with the best tiles.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def _macs(shape) -> int:
 
 
 def module(shape):
-    """Return a module of one kernel, a product, a bias and ReLU; and its parameters, and its input's shape."""
+    """Return a module of one kernel (a product, a bias, ReLU), its parameters, and its input's shape."""
     from tvm import relax
 
     rng = np.random.default_rng(0)
@@ -66,13 +66,13 @@ def module(shape):
     if shape[0] == "matmul":
         _, m, n, k = shape
         x, dtype = (m, k), "float16"
-        params = {"weight": rng.standard_normal((k, n)).astype(dtype) * np.float16(k**-0.5)}
+        params = {"weight": (rng.standard_normal((k, n)) * k**-0.5).astype(dtype)}
         params["bias"] = rng.standard_normal((n,)).astype(dtype)
     else:
         _, n, c, h, w, o, k, s, p = shape
         x, dtype = (n, c, h, w), "float32"
-        scale = np.float32(1 / np.sqrt(c * k * k))
-        params = {"weight": rng.standard_normal((o, c, k, k)).astype(dtype) * scale}
+        weight = rng.standard_normal((o, c, k, k)) / np.sqrt(c * k * k)
+        params = {"weight": weight.astype(dtype)}
         params["bias"] = rng.standard_normal((1, o, 1, 1)).astype(dtype)
     inputs = [relax.Var(name, relax.TensorType(each.shape, dtype)) for name, each in params.items()]
     data = relax.Var("x", relax.TensorType(x, dtype))

@@ -1,0 +1,262 @@
+"""The rule for tensor cores: what its CUDA code computes on a CPU, which kernels it takes, that CUDA compiles it."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from emulated_gpu import TARGET, machine_code
+from torch import nn
+from torch.nn import functional as F
+from tvm import relax, te
+
+import tvmfast
+from tvmfast.compiler.cuda import tensor_cores, tiles
+from tvmfast.compiler.cuda.tiles import TILES, Tile
+
+HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+COMPILER = shutil.which("g++")
+SMALL = Tile(32, 32, 128, 16, 16, 3)
+TF32 = 2.0**-11  # the largest relative error of rounding to it
+
+
+def built(function, shapes, params, tile=None, **options):
+    """The library of one kernel: `function(builder, x, *params)`, whose results follow from it."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(name, relax.TensorType(*each)) for name, each in shapes.items()]
+    inputs += [relax.Var(name, relax.TensorType(each.shape, str(each.dtype))) for name, each in params.items()]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            result = builder.emit_output(function(builder, *inputs))
+        builder.emit_func_output(result)
+    with pytest.MonkeyPatch.context() as patch:
+        if tile:
+            patch.setattr(tensor_cores, "tile_for", lambda *_: tile)
+        return tvmfast.build(builder.get(), params, TARGET, **{"allow_tf32": True, **options})
+
+
+def on_cpu(lib, inputs, folder):
+    """What a library of one kernel computes, its CUDA code compiled for this machine, with `cuda_on_cpu.h`."""
+    if COMPILER is None:
+        pytest.skip("no g++ here")
+    (node,), (kernel,) = lib.graph["nodes"], lib.kernels.index
+    function = next(f for var, f in lib._library.kernels.items() if var.name_hint == kernel)
+    values = {**inputs, **{name: each.numpy() for name, each in lib.params.items()}}
+    arrays = {p.name: values[name] for p, name in zip(function.params, node["reads"], strict=False)}
+    result = np.full(node["makes"][0]["shape"], np.nan, node["makes"][0]["dtype"])
+    arrays |= {function.params[-1].name: result, "parts": np.full(result.size * 16, np.nan, "float32")}
+    source, text, called = lib.source(), lib.source(kernel), []
+    own = source[source.index("#if !defined(TVMFAST_INSTRUCTIONS)") : source.index('extern "C" __global__')]
+    pattern = r'^extern "C" __global__ .*?(\w+_kernel(?:_\d+)?)\((.*)\) \{$'
+    for n, (name, arguments) in enumerate(re.findall(pattern, text, re.M)):
+        typed = re.findall(r"(\w+)\* __restrict__ (\w+)_ptr", arguments)
+        passed = ", ".join(f"({kind}*)p[{i}]" for i, (kind, _) in enumerate(typed))
+        own_arrays = f"for (int i = 0; i < {len(typed)}; ++i) arrays.push_back({{(const char*)p[i], bytes[i]}});"
+        text += f'extern "C" void launch_{n}(void** p, long long* bytes, int x, int y, int z, int count) {{\n'
+        text += f"arrays.clear(); {own_arrays} kernel = [=] {{ {name}({passed}); }}; launch(x, y, z, count);\n}}\n"
+        called.append([each for _, each in typed])
+    (folder / "kernel.cc").write_text(f'#include "{HEADER}"\n{own}{text}')
+    command = [COMPILER, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "kernel.so", "kernel.cc"]
+    subprocess.run(command, cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / "kernel.so"))
+    for n, (names, launch) in enumerate(zip(called, lib.kernels.launches[kernel], strict=True)):
+        pointers = (ctypes.c_void_p * len(names))(*(arrays[name].ctypes.data for name in names))
+        sizes = (ctypes.c_longlong * len(names))(*(arrays[name].nbytes for name in names))
+        getattr(library, f"launch_{n}")(pointers, sizes, *launch["grid"], launch["block"][0])
+    return result
+
+
+def numbers(*shape, dtype="float32"):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def assert_close(got, wanted, sizes, length, dtype, others=0.0):
+    """Compare with sums of `length` products, whose magnitudes add up to `sizes`, to which `others` were added."""
+    operands = 2 * TF32 if dtype == "float32" else 0  # products of halves are exact in float32
+    bound = (operands + 2 * length * 2.0**-24) * sizes + 4 * np.finfo(dtype).eps * (sizes + others)
+    assert got.dtype == dtype
+    assert np.isfinite(got).all()
+    share = np.max(np.abs(got - wanted) / bound)
+    assert share <= 1
+
+
+# ---------------------------------------------------------------- convolutions
+
+CONVOLUTIONS = {  # shape, output channels, window, stride, padding, dilation, tile, dtype
+    "steps of one position": ((2, 32, 9, 11), 40, 3, 2, 1, 1, SMALL, "float32"),
+    "few channels": ((1, 3, 14, 18), 40, 7, 2, 3, 1, Tile(64, 32, 128, 32, 16, 4), "float32"),
+    "dilation": ((1, 32, 11, 9), 24, 3, 1, 2, 2, Tile(32, 64, 128, 16, 32, 4), "float32"),
+    "points": ((3, 40, 6, 6), 72, 1, 1, 0, 1, Tile(64, 64, 128, 32, 32, 3), "float32"),
+    "odd points": ((2, 64, 5, 5), 32, 1, 1, 0, 1, SMALL, "float32"),
+    "strided points": ((2, 64, 7, 7), 32, 1, 2, 0, 1, SMALL, "float32"),
+    "three parts": ((1, 64, 5, 6), 40, 3, 1, 1, 1, SMALL._replace(split=3), "float32"),
+    "halves": ((2, 64, 7, 5), 40, 3, 1, 1, 1, SMALL, "float16"),
+    "points of halves": ((2, 64, 4, 4), 40, 1, 1, 0, 1, SMALL._replace(split=2), "float16"),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name, tmp_path):
+    """With what follows in the kernel: a bias, another input, ReLU."""
+    shape, channels, window, stride, padding, dilation, tile, dtype = CONVOLUTIONS[name]
+    x, bias = numbers(*shape, dtype=dtype), numbers(1, channels, 1, 1, dtype=dtype)
+    weight = numbers(channels, shape[1], window, window, dtype=dtype)
+
+    def conv(x, weight):
+        tensors = [torch.from_numpy(each.astype("float64")) for each in (x, weight)]
+        return F.conv2d(*tensors, None, stride, padding, dilation).numpy()
+
+    products = conv(x, weight)
+    y = np.flip(numbers(*products.shape, dtype=dtype)).copy()
+
+    def function(_builder, x, y, weight, bias):
+        options = {"strides": stride, "padding": padding, "dilation": dilation, "out_dtype": "float32"}
+        result = relax.op.astype(relax.op.nn.conv2d(x, weight, **options), dtype)
+        return relax.op.nn.relu(relax.op.add(relax.op.add(result, bias), y))
+
+    inputs = {"x": (shape, dtype), "y": (y.shape, dtype)}
+    lib = built(function, inputs, {"weight": weight, "bias": bias}, tile)
+    assert list(lib.kernels.family) == ["tensor_cores"]
+    assert len(lib.kernels.launches.iloc[0]) == (1 if tile.split == 1 else 2)
+    wanted = np.maximum(products + bias.astype("float64") + y, 0)
+    others = np.abs(bias).astype("float64") + np.abs(y)
+    sizes = conv(np.abs(x), np.abs(weight))
+    assert_close(on_cpu(lib, {"x": x, "y": y}, tmp_path), wanted, sizes, weight[0].size, dtype, others)
+
+
+def test_infinities_and_nan_stay(tmp_path):
+    weight, x = np.abs(numbers(32, 32, 3, 3)), np.abs(numbers(1, 32, 6, 6))
+    x[0, 3, 1, 1], x[0, 4, 4, 4] = np.inf, np.nan
+    function = lambda _, x, w: relax.op.nn.conv2d(x, w, padding=1)  # noqa: E731
+    lib = built(function, {"x": (x.shape, "float32")}, {"w": weight}, SMALL)
+    got = on_cpu(lib, {"x": x}, tmp_path)
+    wanted = F.conv2d(torch.from_numpy(x), torch.from_numpy(weight), padding=1).numpy()
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(wanted))
+
+
+# ---------------------------------------------------------------- products
+
+PRODUCTS = {  # (…, M, K), the other operand's shape, whether its rows are along k, tile
+    "the largest tile": ((150, 72), (72, 136), False, TILES[0]),
+    "the widest tile": ((70, 64), (64, 136), False, TILES[1]),
+    "the highest tile": ((2, 130, 136), (2, 72, 136), True, TILES[2]),
+    "odd rows": ((2, 19, 35), (35, 21), False, SMALL),
+    "two parts": ((40, 150), (150, 40), False, SMALL._replace(split=2)),
+    "batches": ((3, 40, 24), (3, 24, 40), False, SMALL),
+    "batches along k": ((2, 2, 20, 50), (2, 2, 37, 50), True, SMALL._replace(split=2)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_halves(name, tmp_path):
+    shape, other, along_k, tile = PRODUCTS[name]
+    a, b = numbers(*shape, dtype="float16"), np.flip(numbers(*other, dtype="float16")).copy()
+
+    def transposed(a, b):
+        k = te.reduce_axis((0, a.shape[-1]), "k")
+        return te.compute(
+            (*a.shape[:-1], b.shape[-2]),
+            lambda *at: te.sum(a[(*at[:-1], k)].astype("float32") * b[(*at[:-2], at[-1], k)].astype("float32"), k),
+        )
+
+    def function(builder, a, b):
+        product = builder.call_te(transposed, a, b) if along_k else relax.op.matmul(a, b, out_dtype="float32")
+        return relax.op.nn.relu(relax.op.astype(product, "float16"))
+
+    lib = built(function, {"a": (shape, "float16"), "b": (other, "float16")}, {}, tile)
+    assert list(lib.kernels.family) == ["tensor_cores"]
+    wide = [each.astype("float64") for each in (a, np.swapaxes(b, -1, -2) if along_k else b)]
+    wanted, sizes = np.maximum(np.matmul(*wide), 0), np.matmul(*map(np.abs, wide))
+    assert_close(on_cpu(lib, {"a": a, "b": b}, tmp_path), wanted, sizes, shape[-1], "float16")
+
+
+def test_operands_that_were_halves_are_halves_again():
+    """As PyTorch's frontend casts them: to float32, in which products of halves are exact."""
+    layer = nn.Sequential(nn.Linear(64, 48), nn.ReLU()).half().eval()
+    for shape in ((40, 64), (2, 40, 64)):
+        lib = tvmfast.build(layer, {"x": (shape, "float16")}, TARGET)
+        (product,) = (name for name in lib.kernels.index if "matmul" in name)
+        assert lib.kernels.family[product] == "tensor_cores"
+        assert {str(each.dtype) for each in lib.params.values()} <= {"float16", "float32"}
+        assert max(lib.params.values(), key=lambda each: each.numpy().size).dtype == "float16"
+
+
+# ---------------------------------------------------------------- which kernels it takes
+
+
+class Net(nn.Module):
+    """Convolutions, of which one is in groups, and a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.groups, self.dense = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3, groups=16), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return self.dense(self.groups(torch.relu(self.conv(x))).amax((2, 3)))
+
+
+def families(**options):
+    lib = tvmfast.build(Net().eval(), {"x": (2, 3, 9, 9)}, **{"target": TARGET, **options})
+    return lib, sorted(family for family in lib.kernels.family if family not in ("reduction", "fallback"))
+
+
+def test_tf32_is_a_choice_and_for_convolutions():
+    torch.manual_seed(0)
+    lib, found = families()
+    assert "tensor_cores" not in found
+    assert "mma.sync" not in lib.source()
+    lib, found = families(allow_tf32=True)
+    assert found.count("tensor_cores") == 1
+    assert "m16n8k8.row.col.f32.tf32" in lib.source()
+    assert "tensor_cores" not in families(target={"kind": "cuda", "arch": "sm_75"}, allow_tf32=True)[1]
+    with pytest.raises(
+        ValueError, match="allow_tf32 is for tensor cores: expected a target of kind 'cuda'; got 'llvm'"
+    ):
+        families(target=None, allow_tf32=True)
+
+
+def test_nvrtc_compiles_it():
+    lib, _ = families(allow_tf32=True)
+    assert len(machine_code(lib)) > 1000
+    halves = built(lambda _, a: relax.op.matmul(a, a, out_dtype="float32"), {"a": ((64, 64), "float16")}, {})
+    assert len(machine_code(halves)) > 1000
+
+
+def test_a_padding_that_is_not_of_zeros_stays_with_dlight():
+    def function(_builder, x, w):
+        return relax.op.nn.conv2d(relax.op.nn.pad(x, [0, 0, 0, 0, 1, 1, 1, 1], pad_value=1.0), w)
+
+    lib = built(function, {"x": ((1, 32, 6, 6), "float32")}, {"w": numbers(8, 32, 3, 3)})
+    assert len(lib.kernels) > 1 or "tensor_cores" not in set(lib.kernels.family)
+
+
+def test_measured_tiles_come_first_and_small_grids_are_split(monkeypatch):
+    key = ("float32", 1, 512, 49, 4608, 3, 3, 1)
+    chosen = tiles.tile_for(key, "sm_80")
+    blocks = -(-512 // chosen.m) * -(-49 // chosen.n) * chosen.split
+    assert chosen.split > 1
+    assert blocks >= 100
+    assert tiles.tile_for(("float32", 1, 64, 50176, 576, 3, 3, 1), "sm_80").split == 1
+    monkeypatch.setitem(tiles.MEASURED, "sm_80", {key: SMALL})
+    assert tiles.tile_for(key, "sm_80") == SMALL
+    assert tiles.tile_for(key, "sm_86") == chosen
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_tiles_fit_a_block(dtype):
+    """In threads, shared memory of the smaller GPUs, and in what each thread copies."""
+    for tile in {*TILES, *(each for table in tiles.MEASURED.values() for each in table.values())}:
+        size = np.dtype(dtype).itemsize
+        step = tile.elements(dtype)
+        assert tile.threads <= 1024
+        memory = (
+            tile.stages * (tile.m * (step + 16 // size) + max(tile.n * (step + 16 // size), step * (tile.n + 8))) * size
+        )
+        assert memory <= 99 * 1024
+        for vector in {1, 2, 4, 16 // size}:
+            assert step % (tile.threads // (tile.n // vector)) == 0 or tile.n // vector > tile.threads
