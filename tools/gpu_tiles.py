@@ -18,6 +18,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
+import torchvision
+import tvm
+from torch.profiler import ProfilerActivity, profile
+from tvm import relax
+
+import tvmfast
+from tvmfast.compiler.cuda import gpu, tensor_cores, tiles
 
 CALLS = 12
 BETWEEN = 1e-3  # ms from one launch to the next of a product in two launches, about
@@ -26,9 +34,6 @@ _LOCK = None
 
 def shapes() -> list[tuple]:
     """List ("conv", N, C, H, W, O, kernel, stride, padding) and ("matmul", M, N, K), the largest first."""
-    import torch
-    import torchvision
-
     found = {}
     for name in ("resnet18", "resnet50"):
         with torch.device("meta"):
@@ -59,8 +64,6 @@ def _macs(shape) -> int:
 
 def module(shape):
     """Return a module of one kernel (a product, a bias, ReLU), its parameters, and its input's shape."""
-    from tvm import relax
-
     rng = np.random.default_rng(0)
     builder = relax.BlockBuilder()
     if shape[0] == "matmul":
@@ -91,9 +94,6 @@ def module(shape):
 
 def build(shape, tile, target="cuda"):
     """Build a shape with a tile; with None as without this rule."""
-    import tvmfast
-    from tvmfast.compiler.cuda import tensor_cores
-
     mod, params, _ = module(shape)
     chosen, applied = tensor_cores.tile_for, tensor_cores.TensorCores.apply
     if tile is None:
@@ -116,8 +116,6 @@ def key_of(shape) -> tuple:
 
 def measure(shape, dry=False) -> dict:
     """Build a shape with each tile that may be good, and time them; a process of the pool runs this."""
-    from tvmfast.compiler.cuda import tiles
-
     row = {"shape": shape, "key": key_of(shape), "gflop": 2e-9 * _macs(shape), "tiles": [], "errors": []}
     libs = []
     for tile in [None, *tiles.candidates(row["key"])]:
@@ -133,9 +131,6 @@ def measure(shape, dry=False) -> dict:
 
 
 def _times(shape, libs, errors) -> dict:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     _, params, size = module(shape)
     dtype = torch.float16 if shape[0] == "matmul" else torch.float32
     x = torch.randn(size, generator=torch.Generator().manual_seed(0)).to("cuda", dtype)
@@ -188,13 +183,6 @@ def _times(shape, libs, errors) -> dict:
 
 def network(name, batch, measured) -> dict:
     """Time a network with tiles by key, the default ones, and PyTorch's, in ms."""
-    import torch
-    import torchvision
-    import tvm
-
-    import tvmfast
-    from tvmfast.compiler.cuda import gpu, tiles
-
     torch.manual_seed(0)
     net = getattr(torchvision.models, name)().eval()
     x = torch.randn(batch, 3, 224, 224)
