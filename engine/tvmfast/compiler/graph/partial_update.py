@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op as R
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
@@ -20,6 +20,7 @@ from ...core.relax import dim_to_str, known_shape, on_each_function, static_shap
 
 OFFSETS = "tvmfast.write"  # attribute of a copying kernel: the axis of the index, the offset on each axis
 _SHARED = 1 << 15  # elements that are copied by all threads
+_FEW = 32  # indices that each element of a copy is compared with, on a GPU
 
 
 def partial_updates_to_kernels() -> tvm.transform.Pass:
@@ -28,8 +29,12 @@ def partial_updates_to_kernels() -> tvm.transform.Pass:
 
 
 def partial_updates_to_scatter() -> tvm.transform.Pass:
-    """Make the pass that turns partial updates into scatters of elements, for a GPU."""
-    return on_each_function("PartialUpdatesToScatter", _ToOperators)
+    """Make the pass that turns partial updates into scatters of elements, for a GPU.
+
+    An update at a few indices, as of a cache by a token, is a copy instead, in which each element looks for
+    its index: TVM's scatter runs the updates one after another.
+    """
+    return on_each_function("PartialUpdatesToScatter", _ToOperators, adds_kernels=True)
 
 
 def in_place(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -121,6 +126,8 @@ class _ToOperators(relax.PyExprMutator):
             return call
         x, values, index, axis, starts = update
         shape, box = static_shape(x.ty), static_shape(values.ty)
+        if box[axis] <= _FEW:
+            return self.builder_.call_te(_copied, x, values, index, axis=axis, starts=starts)
         strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
         offsets = np.zeros(box, "int64")
         for n, (start, stride) in enumerate(zip(starts, strides, strict=True)):
@@ -132,3 +139,20 @@ class _ToOperators(relax.PyExprMutator):
         x = R.reshape(x, [math.prod(shape)])
         result = R.scatter_nd(x, R.reshape(flat, [count, 1]), R.reshape(values, [count]), "update")
         return R.reshape(result, shape)
+
+
+def _copied(x, values, index, axis: int, starts):
+    """Compute a copy with the new elements; of equal indices, the last one counts."""
+    starts = [int(start) for start in starts]
+
+    def element(*at):
+        inside = [at[n] >= start for n, start in enumerate(starts) if n != axis]
+        inside += [at[n] < start + values.shape[n] for n, start in enumerate(starts) if n != axis]
+        source, result = [here - start for here, start in zip(at, starts, strict=True)], x[at]
+        for n in range(int(values.shape[axis])):
+            source[axis] = n
+            hit = tirx.all(*inside, at[axis] - starts[axis] == index[n].astype(at[axis].ty.dtype))
+            result = tirx.if_then_else(hit, values[tuple(source)], result)
+        return result
+
+    return te.compute(x.shape, element, name="write")
