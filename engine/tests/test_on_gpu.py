@@ -94,7 +94,7 @@ def test_float16_on_tensor_cores():
     x = numbers(1, 128, 28, 28)
     mod, params = tvmfast.from_pytorch(layer, {"x": tuple(x.shape)})
     half = tvmfast.build(relax.transform.ToMixedPrecision()(mod), params, "cuda")
-    assert "mma_sync" in half.source()
+    assert "mma.sync" in half.source()
     with torch.inference_mode():
         assert_close([half(x)], [layer(x).numpy()], 1e-2)
 

@@ -26,6 +26,7 @@ from .tiles import Tile, tile_for
 _REDUCE_THREADS = 256
 _ARCH = 80  # the first with asynchronous copies and TF32
 _LAUNCHES = 65535  # blocks along the axes y and z of a launch, at most
+_LARGEST = (1 << 31) - 1  # elements of an array: indices are 32 bits wide
 _DTYPES = {"float16": "half", "float32": "float"}
 
 
@@ -45,7 +46,9 @@ class TensorCores:
         batch, rows, columns, _ = product.size
         if product.dtype == "float32" and not (product.window and self.allow_tf32):
             return None
-        if rows == 1 or columns == 1:  # a product with a vector: `gemv`
+        if min(rows, columns) < 2 or 0 in product.size:  # a product with a vector: `gemv`
+            return None
+        if max(math.prod(_shape(each)) for each in product[:3]) > _LARGEST:
             return None
         tile = tile_for(product.key, arch)
         if ceildiv(columns, tile.n) > _LAUNCHES or batch * tile.split > _LAUNCHES:
