@@ -165,18 +165,23 @@ def _times(shape, libs, errors) -> dict:
                     call()
                 torch.cuda.synchronize()
     events = [each for each in seen.events() if each.device_type == torch.autograd.DeviceType.CUDA]
-    events = sorted((each.time_range.start, each.time_range.elapsed_us()) for each in events)
-    took, at = [us * 1e-3 for _, us in events], 0
-    found = {"tiles": [], "errors": errors}
+    events.sort(key=lambda each: each.time_range.start)
+    took = {True: [], False: []}
+    for each in events:
+        took[each.name.startswith("fused_")].append(each.time_range.elapsed_us() * 1e-3)
+    own, at = took[True], 0
+    found = {"tiles": [], "errors": errors, "torch": sum(took[False]) / CALLS}
+    if len(own) != CALLS * sum(launches for *_, launches in good):
+        errors.append(f"{len(own)} launches were seen")
+        return found
     for tile, _, launches in good:
-        runs = np.reshape(took[at : at + launches * CALLS], (CALLS, launches)).sum(1)
+        runs = np.reshape(own[at : at + launches * CALLS], (CALLS, launches)).sum(1)
         at += launches * CALLS
         ms = float(np.median(runs)) + (launches - 1) * BETWEEN
         if tile is None:
             found["dlight"] = ms
         else:
             found["tiles"].append((ms, tuple(tile)))
-    found["torch"] = sum(took[at:]) / CALLS
     found["tiles"].sort()
     return found
 
