@@ -343,7 +343,8 @@ def _kernel(name: str, product: Product, tile: Tile, store) -> tirx.Stmt:
     threads = tile.threads
     part_m, part_n = tile.warp_m // 16, tile.warp_n // 8
     own = tirx.decl_buffer((part_m * part_n * 4,), "float32", "sums", scope="local")
-    shared = tirx.decl_buffer((_shared_bytes(product, tile),), "uint8", "tiles", scope="shared.dyn")
+    size = _shared_bytes(product, tile)
+    shared = tirx.decl_buffer((size,), "uint8", "tiles", scope="shared.dyn")
     function, source = _source(product, tile)
     start = [tirx.address_of(tirx.BufferLoad(each, [0] * len(each.shape))) for each in (product.a, product.b)]
     call = cuda_func_call(
@@ -375,8 +376,10 @@ def _kernel(name: str, product: Product, tile: Tile, store) -> tirx.Stmt:
         tirx.Evaluate(call),
         _unrolled(i, part_m * part_n * 4, stored),
     ]
+    # The launch is told the size: TVM, which sees the address of one element, makes the array that small.
+    sized = tirx.AttrStmt(0, "tirx.dyn_smem_bytes", tirx.IntImm("int64", size), tirx.SeqStmt(body))
     first = _launch(
-        tirx.SeqStmt(body),
+        sized,
         {
             "blockIdx.x": (x, grid[0]),
             "blockIdx.y": (y, grid[1]),
