@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tvm
 from emulated_gpu import TARGET, machine_code
 from torch import nn
 from torch.nn import functional as F
-from tvm import relax, te
+from tvm import relax, te, tirx
+from tvm.tirx import compilation_pipeline
 
 import tvmfast
+from tvmfast.compiler.build import resolve_target
 from tvmfast.compiler.cuda import tensor_cores, tiles
 from tvmfast.compiler.cuda.tiles import TILES, Tile
 
@@ -218,6 +221,20 @@ def test_tf32_is_a_choice_and_for_convolutions():
         ValueError, match="allow_tf32 is for tensor cores: expected a target of kind 'cuda'; got 'llvm'"
     ):
         families(target=None, allow_tf32=True)
+
+
+def test_a_launch_asks_for_its_shared_memory():
+    """TVM sees the address of one element alone, and shrinks the array to it."""
+    lib = built(lambda _, a: relax.op.matmul(a, a, out_dtype="float32"), {"a": ((64, 64), "float16")}, {}, SMALL)
+    target, lower = resolve_target(TARGET, ("cuda",)), compilation_pipeline.get_tir_pipeline("tvmfast")[0]
+    (func,) = lib._library.kernels.values()
+    (size,) = re.findall(r'alloc_buffer\(\((\d+),\), "uint8", scope="shared.dyn"\)', func.script())
+    with target:
+        mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+        lowered = lower(tirx.transform.BindTarget(target)(mod))
+    launches = {"tirx.kernel_launch_params" in (f.attrs or {}): f for f in lowered.functions.values()}
+    assert list(launches[True].attrs["tirx.kernel_launch_params"])[-1] == "tirx.use_dyn_shared_memory"
+    assert re.search(rf"\b{size}\b", launches[False].script())
 
 
 def test_nvrtc_compiles_it():
