@@ -165,6 +165,8 @@ suites: $(READY)  ## Compare ONNX's and PyTorch's samples, and whole model zoos,
 	$(QUIET) $(PASSIVE) $(BIN)/python -W ignore engine/tests/compile_suite.py
 	$(QUIET) $(PASSIVE) $(BIN)/python engine/tests/torch_suite.py 0
 	$(QUIET) $(PASSIVE) $(BIN)/python engine/tests/torch_suite.py 3
+	for frontend in torch onnx mxnet; do \
+	  $(QUIET) $(PASSIVE) $(BIN)/python -W ignore engine/tests/adversarial.py $$frontend 0,3 0 2000 || exit; done
 
 storms: $(READY)  ## Kill tunings, saves and builds by the hundred, read damaged files by the ten thousand
 	$(QUIET) $(PASSIVE) TESTS_STORM=5 $(BIN)/python -m pytest engine/tests -m storm

@@ -1,6 +1,7 @@
 """The course's networks on this machine's GPU; skipped where there is none."""
 
 import numpy as np
+import pytest
 import torch
 from test_on_gpu import assert_close, check
 
@@ -13,7 +14,18 @@ def test_the_language_model():
 
 
 def test_an_onnx_file():
-    mod, params = tn.from_onnx(tn.data.path("digits/digits_resnet20.onnx"), {"image": (2, 1, 32, 32)})
+    same_as_on_the_cpu(*tn.from_onnx(tn.data.path("digits/digits_resnet20.onnx"), {"image": (2, 1, 32, 32)}))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("digits_resnet20", (2, 1, 32, 32)), ("digits_ssd", (1, 1, 96, 96))])
+def test_networks_of_mxnet(name, shape):
+    symbol, params = (tn.data.path(f"mxnet/{name}-{file}") for file in ("symbol.json", "0000.params"))
+    same_as_on_the_cpu(*tn.from_mxnet(symbol, params, {"data": shape}))
+
+
+def same_as_on_the_cpu(mod, params):
     cpu, gpu = tn.build(mod, params), tn.build(mod, params, "cuda")
     x = np.random.default_rng(0).standard_normal(cpu.inputs[0].shape, dtype="float32")
-    assert_close([gpu(x)], [cpu(x)], 1e-4)
+    wanted, got = cpu(x), gpu(x)
+    several = isinstance(got, tuple)
+    assert_close(got if several else [got], wanted if several else [wanted], 1e-4)

@@ -42,6 +42,14 @@ def test_the_answers_are_right(logits):
     assert (logits.argmax(1) == labels).mean() >= 0.98
 
 
+def test_the_answers_in_bfloat16_are_the_same(logits):
+    x = preprocess(load_test_set()[0])
+    mod, params = tn.from_pytorch(tn.models.load("digits"), {"image": (60, 1, 32, 32)})
+    lib = tn.build(mod, params, dtype="bfloat16")
+    answers = np.concatenate([lib(x[start : start + 60]) for start in range(0, 360, 60)]).argmax(1)
+    assert (answers == logits.argmax(1)).sum() >= 359
+
+
 def test_onnx_agrees_with_torch_on_every_picture(logits):
     path = FOLDER / "digits_resnet20.onnx"
     model = onnx.load(path)

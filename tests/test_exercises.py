@@ -135,6 +135,33 @@ def plain_convolution(vectorized):
     return tvm.compile(te.create_prim_func([data, kernel, shift, out]), target=tn.env.host_target())
 
 
+def row_of_pixels(sch, unrolled=True, local=True, most=14):
+    """A schedule of a 1 by 1 convolution with a tile of so many pixels at most."""
+    o, p, c, i, ii = sch.get_loops("conv")
+    points = int(sch.get(p).extent)
+    tile, pixel = sch.split(p, [None, max(n for n in range(1, most + 1) if points % n == 0)])
+    sch.reorder(tile, o, i, ii, pixel, c)
+    if local:
+        sch.reverse_compute_at("out", o)
+        sch.set_scope("conv", 0, "local")
+    sch.vectorize(c)
+    sch.parallel(tile)
+    sch.decompose_reduction("conv", i)
+    if unrolled:
+        sch.unroll(pixel)
+
+
+def as_in_2019(sch, factors=(4, None), start=True):
+    """The loops of lesson 22's old schedule."""
+    i, j, k = sch.get_loops("C")
+    outer, inner = sch.split(j, list(factors))
+    sch.reorder(outer, i, k, inner)
+    sch.parallel(outer)
+    sch.vectorize(inner)
+    if start:
+        sch.decompose_reduction("C", k)
+
+
 def over_channels(channels, height, width, stride):
     """An ordinary convolution with one window for each output channel, in place of a depthwise one."""
     data = te.placeholder((channels, height, width), name="data")
@@ -471,6 +498,11 @@ def at_random(space, measured, count, rng):
     return rng.permutation([number for number in range(len(space)) if number not in measured])[:count]
 
 
+def one_scale(weight):
+    scale = np.abs(weight).max() / 127
+    return np.rint(weight / scale).astype("int8"), np.array([scale])
+
+
 WRONG = {  # an answer, and words of the message
     "00.1": (product, "C for n = 8"),
     "00.2": (rows_alone, "innermost loop: expected vectorized, got serial"),
@@ -481,7 +513,7 @@ WRONG = {  # an answer, and words of the message
     ),
     "01.2": (Branch(), "torch.export: expected a graph"),
     "01.3": (lambda net, x: torch.export.export(net, (x,)), "7 pictures for a convolution: expected a result"),
-    "02.1": (lambda x: np.ones((1, 1000), "float32"), "scores for the picture coffee"),
+    "02.1": (lambda x: np.ones((1, 1000), "float32"), "the answer: expected a compiled network, got function"),
     "02.2": (by_initializers, "Ask the nodes"),
     "02.3": (with_output, "the model that was passed: expected unchanged"),
     "03.1": (lambda times, reference, least: "yes", "true ratio of 1.30: expected 'no', got 'yes'"),
@@ -494,10 +526,7 @@ WRONG = {  # an answer, and words of the message
     "05.2": (any_gate, "x * sigmoid(y)"),
     "05.3": (NamesTheLast, "culprit, where the passes are all right: expected None"),
     "06.1": (lambda pixels, registers: max(0, pixels - registers), "28 pixels with 16 registers"),
-    "06.2": (
-        lambda x, w, b: (w.reshape(64, 256) @ x.reshape(256, -1) + b[:, None]).reshape(1, 64, 56, 56),
-        "apply the ReLU",
-    ),
+    "06.2": (lambda sch: None, "the loops around the sums of 32 to 16 channels on 196 pixels: expected a parallel one"),
     "06.3": (plain_convolution, "packed ones"),
     "07.1": (over_channels, "the result for 3 channels of 6 by 10 with a stride of 1: expected a sum over the window"),
     "07.2": (lambda sch, rows: sch.compute_at("pad", sch.get_loops("conv")[0]), "pad is computed with 4 channels"),
@@ -528,6 +557,9 @@ WRONG = {  # an answer, and words of the message
     "13.1": (by_columns, "of (8, 64) and (64, 4), least 64: expected 1, got 0"),
     "13.2": (one_kernel, "the result of one gate"),
     "13.3": (short_first, "with a constant bias and a ReLU"),
+    "14.1": (one_scale, "one scale for each of the 12 channels"),
+    "14.2": (lambda values, bits: np.abs(values).max(), "for a bell curve, 8 bits"),
+    "14.3": (lambda weight, zero: (-zero * weight.astype("int64").sum(axis=(1, 2, 3)), 0), "at the border"),
     "15.1": (lambda folder: {file.name for file in folder.iterdir()} - {"manifest.json"}, "of a fresh save"),
     "15.2": (
         lambda manifest, machine: {key for key in machine if machine[key] != manifest[key]},
@@ -546,7 +578,10 @@ WRONG = {  # an answer, and words of the message
     "19.2": (end_to_end, "calls of is_right for 8 passes: expected at most 4, got 8"),
     "19.3": (without_vectors, "expected a vectorized loop of 8"),
     "20.1": (squares, "the result for 5 and 4 rows of 3: expected distances, got their squares"),
-    "20.2": (lambda labels: torch.mode(labels, dim=1).values, "no aten.mode"),
+    "20.2": (
+        lambda labels: torch.mode(labels, dim=1).values,
+        "expected a module, got Unsupported function types ['mode",
+    ),
     "20.3": (
         lambda results, expected: next(
             (n for n, (a, b) in enumerate(zip(results, expected, strict=True)) if abs(a - b).max() > 1e-4), None
@@ -564,16 +599,20 @@ WRONG = {  # an answer, and words of the message
     ),
     "22.2": (partial(layer, bias_last=True), "Add the bias before the ReLU"),
     "22.3": (lambda x: np.ones((36, 10), "float32"), "scores of 36 pictures"),
+    "22.4": (partial(as_in_2019, factors=(None, 4)), "What does nparts count?"),
     "capstone.1": (
         lambda channels, size, flops, bandwidth: 18 * channels * size**2 / flops,
         "144 channels at 500 GFLOP/s",
     ),
-    "capstone.2": (all_cores, "the loops: expected one with T.vectorized("),
+    "capstone.2": (all_cores, "loops around the sums: expected one that is vectorized"),
     "capstone.3": (lambda rows, pixels: (rows * pixels + 9) / (9 * rows * pixels), "a tile of 1 by 1: expected 2.000"),
 }
 
 
 OTHER_MISTAKES = [
+    ("06.2", partial(row_of_pixels, unrolled=False), "all unrolled, got some that are not"),
+    ("06.2", partial(row_of_pixels, local=False), "the buffer of the sums of 32 to 16 channels on 196 pixels"),
+    ("06.2", partial(row_of_pixels, most=1), "the sums of a tile of 32 to 16 channels on 196 pixels: expected 4 to 30"),
     ("00.3", lambda n, w: window(n, w, order=False), "innermost loop: expected vectorized, got serial"),
     ("00.3", lambda n, w: None, "Return the Schedule"),
     (
@@ -621,6 +660,7 @@ OTHER_MISTAKES = [
     ("20.1", by_product, "Subtract first"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, None), "out_dtype is the type of the sums"),
     ("22.1", lambda data, weight, dtype: dense(data, weight, "float64"), "expected float32, got float64"),
+    ("22.4", partial(as_in_2019, start=False), "expected the sums, and their start, got the sums alone"),
 ]
 
 
@@ -688,6 +728,7 @@ class Again(PyRunner):
 
 RIGHT = {  # of lessons whose answers `make test` does not run
     "00.3": window,
+    "06.2": row_of_pixels,
     "01.1": lambda module, example, inputs: [n for n, x in enumerate(inputs) if not traces(module, example, x)],
     "01.3": for_any_batch,
     "02.2": largest,
@@ -709,6 +750,7 @@ RIGHT = {  # of lessons whose answers `make test` does not run
     "21.2": leaky,
     "22.1": dense,
     "22.2": layer,
+    "22.4": as_in_2019,
 }
 
 

@@ -108,6 +108,7 @@ def test_the_stored_scoreboard_has_every_row():
     assert date.fromisoformat(run["date"]) and run["machine"] and set(run["versions"]) == set(benchmark.versions())
     for row in run["rows"].values():
         assert 0 < row["low"] <= row["median"] <= row["high"] and row["calls"] >= 5
+    assert 0 < run["bound"] < run["rows"][scoreboard.BOUNDED]["low"]
 
 
 def test_the_figure_marks_the_named_rows_and_names_the_machine():
@@ -131,6 +132,7 @@ def peers(monkeypatch):
     """Every row is PyTorch, so that nothing is compiled; torch's thread count is as before afterwards."""
     threads = torch.get_num_threads()
     monkeypatch.setattr(scoreboard, "ROWS", dict.fromkeys(scoreboard.ROWS, "pytorch"))
+    monkeypatch.setattr(scoreboard, "at_the_limit", lambda lib, x: 1e-6)
     yield monkeypatch
     torch.set_num_threads(threads)
 
@@ -138,6 +140,7 @@ def peers(monkeypatch):
 def test_a_run_measures_every_row(peers):
     run = scoreboard.measure_rows("digits", seconds=0.01)
     assert list(run["rows"]) == list(scoreboard.ROWS) and run["machine"] == tn.env.machine()
+    assert run["bound"] == 1e-6
     for row in run["rows"].values():
         assert 0 < row["low"] <= row["median"] <= row["high"] and row["calls"] > 0
 

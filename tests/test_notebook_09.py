@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 import tvmnotes as tn
+from tools import scoreboard
 from tvmfast.compiler import codegen
 from tvmfast.runtime.compiled import Compiled
 from tvmnotes import peak
@@ -144,17 +145,19 @@ def test_the_lessons_own_functions_add_up(lib, small, monkeypatch):
     assert len(bars) == len(calls) and sum(bar.get_width() for bar in bars) == pytest.approx(calls["ms"].sum())
     limits = {name: 1e3 * kernel.limit for name, kernel in profile.kernels.items()}
     assert names["at_the_limit"](profile) == pytest.approx(sum(min(limits[name], frame["ms"][name]) for name in limits))
+    monkeypatch.setattr(scoreboard.profiler, "profile", lambda lib, x: profile)
+    assert 1e3 * scoreboard.at_the_limit(lib, small.x) == pytest.approx(names["at_the_limit"](profile))
 
 
 def test_the_scoreboard_shows_the_bound(tmp_path, monkeypatch):
     rows = {"tvmnotes, untuned": {"low": 0.013, "median": 0.014, "high": 0.015}}
-    run = {"network": "resnet18", "date": "2026-11-25", "machine": "a machine", "rows": rows}
+    run = {"network": "resnet18", "date": "2026-11-25", "machine": "a machine", "bound": 1e-6, "rows": rows}
     monkeypatch.setattr(tn.plots, "SCOREBOARD", tmp_path / "scoreboard.json")
     tn.plots.SCOREBOARD.write_text(json.dumps(run))
-    (axes,) = tn.plots.scoreboard("tvmnotes, untuned", line=("bound", 1e-3)).axes
+    (axes,) = tn.plots.scoreboard("tvmnotes, untuned").axes
     line = axes.lines[-1]  # after the caps of the bars
     assert set(line.get_xdata()) == {1e-3} and axes.get_xlim()[0] < 1e-3
-    assert axes.get_legend().get_texts()[0].get_text() == "bound: 0.001 ms"
+    assert axes.get_legend().get_texts()[0].get_text() == "bound of tvmnotes: 0.001 ms"
 
 
 @pytest.mark.full

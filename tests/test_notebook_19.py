@@ -14,7 +14,7 @@ import tvmnotes as tn
 from tvmfast.core import rounding
 from tvmnotes import faults
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "19_when_the_answer_is_wrong.ipynb"
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "19_wrong_answers.ipynb"
 CELLS = {cell.id: cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
 
 

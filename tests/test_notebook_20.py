@@ -113,7 +113,7 @@ def test_the_tolerance_is_that_of_all_layers_one_after_another(capsys):
     names = setup(nn.Sequential(nn.Linear(64, 36), nn.ReLU(), nn.Linear(36, 3)).eval(), (torch.randn(1, 64),))
     run(names, "reference", "export", "import", "right")
     assert names["terms"] == 100
-    assert names["tolerance"] == pytest.approx(2 * 2**-23 * 11)
+    assert names["tolerance"] == pytest.approx(8 * 2**-23 * 11)
 
 
 def test_a_branch_is_refused_and_torch_cond_keeps_both_sides(capsys):

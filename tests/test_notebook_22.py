@@ -122,6 +122,32 @@ def test_relay_build_compiles_as_tn_build_does(folder):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_old_schedule_and_what_today_prints_are_the_same_loops(folder):
+    """The lesson's own cells, in a process of its own: the old API stays out of this one."""
+    typed, printed = (
+        source for source in SOURCES if "tvm.create_schedule(C.op)\nsums" in source or "s.today(" in source
+    )
+    done = run(
+        folder,
+        "-c",
+        "import runpy\nfrom pathlib import Path\nimport numpy as np, tvm, tvmnotes as tn, tvmclassic\n"
+        "folder = Path('.')\ntvmclassic.enable()\n"
+        f"{typed.replace('n = 512', 'n = 48')}\n{printed}\n"
+        "mod = runpy.run_path('product.py')['mod']\n"
+        "tvm.ir.assert_structural_equal(mod, tvm.lower(s, [A, B, C]))\n"
+        "a, b = np.random.default_rng(0).standard_normal((2, n, n), dtype='float32')\n"
+        "arrays = [tvm.nd.array(array) for array in (a, b, np.zeros_like(a))]\n"
+        "old_kernel(*arrays)\n"
+        "np.savez('product.npz', a=a, b=b, c=arrays[-1].numpy())\n",
+    )
+    assert done.returncode == 0, done.stderr
+    saved = np.load(folder / "product.npz")
+    close(saved["c"], saved["a"].astype("float64") @ saved["b"], terms=48)
+    calls = re.findall(r"\bsch\.(\w+)\(", done.stdout)
+    assert {"cache_write", "split", "reorder", "compute_at", "parallel", "unroll", "vectorize"} <= set(calls)
+    assert calls[-1] == "decompose_reduction", "as the lesson predicts"
+
+
 def test_the_scripts_names_are_in_the_tables():
     old, new = (names.used_in(script(name)) for name in ("digits_2019.py", "digits_2023.py"))
     for name in ("relay.build_config", "relay.build", "tvm.context", "graph_runtime.create", "NDArray.asnumpy",

@@ -123,18 +123,30 @@ def test_the_prose_keeps_to_plain_words():
     assert sum(len(re.findall(r"\bLook\b", text)) for _, text in texts) <= 30
 
 
+def test_a_folded_question_has_tags_where_markdown_is_not_read():
+    assert not [path.stem for path in LESSONS + SOLUTIONS if re.search(r"<summary>[^<]*`", markdown(path))]
+
+
 def test_outputs_show_numbers_and_no_bare_true():
     assert not [path.stem for path in LESSONS + SOLUTIONS if re.search(r"\bTrue$", printed(path), re.M)]
 
 
-def test_every_lesson_prints_its_machine_and_all_but_one_of_a_gpu_name_the_same():
-    machines = {path.stem: MACHINE.findall(printed(path)) for path in LESSONS}
-    assert not [name for name, found in machines.items() if not found]
+def test_every_lesson_prints_its_machine_and_all_but_a_few_name_the_same():
+    """Lesson 14 is about an instruction, and stored on a CPU that has it; 17 may be stored on one with a GPU.
+
+    04 and 22 were stored after the others, on that CPU too: the list of passes of 04 and a section of 22 are younger.
+    """
+    machines = {path.stem: {each.removeprefix("- ") for each in MACHINE.findall(printed(path))} for path in LESSONS}
+    assert not [name for name, found in machines.items() if len(found) != 1]
+    (elsewhere,) = machines.pop("14_fewer_bits")
+    assert {*machines.pop("04_relay_builds"), *machines.pop("22_running_old_scripts")} == {elsewhere}
+    (lesson_14,) = (path for path in LESSONS if path.stem == "14_fewer_bits")
+    assert "this CPU has vpdpbusd" in printed(lesson_14)
     (lesson_17,) = (path for path in LESSONS if path.stem == "17_gpu")
     has_gpu = "GPU: NVIDIA" in printed(lesson_17)
     if has_gpu:
         del machines["17_gpu"]
-    assert len({found[0] for found in machines.values()}) == 1
+    assert len(set().union(*machines.values())) == 1
     said = "were made on a machine without a GPU" in read(lesson_17).cells[0].source
     assert said != has_gpu
 
@@ -144,6 +156,11 @@ def test_every_lesson_prints_its_machine_and_all_but_one_of_a_gpu_name_the_same(
 
 def test_the_map_has_every_lesson():
     assert [lesson.name for lesson in lessons.LESSONS] == [path.stem for path in LESSONS]
+
+
+def test_the_side_bar_shows_whole_names():
+    """At its width at the start JupyterLab cuts the longest ones; no setting widens it. tests/ui measures it."""
+    assert [path.name for path in LESSONS if len(path.name) > 28] == []
 
 
 def test_the_readme_shows_the_map_and_the_times_of_00():

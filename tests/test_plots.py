@@ -23,6 +23,9 @@ def test_the_figures_show_what_they_are_given(monkeypatch):
     (roof,) = figure.axes[0].lines
     assert [tuple(point) for point in roof.get_xydata()][1] == (10, 100), "where both limits meet"
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "log")
+    monkeypatch.setattr(peak, "int8_ops", lambda: 400e9)
+    roof, of_bytes = invented_profile(int_ops=10**8).roofline().axes[0].lines
+    assert [tuple(point) for point in of_bytes.get_xydata()][:2] == [(10, 100), (40, 400)]
 
     (area,) = plots.memory({"a": [1e6, 3e6]}).axes[0].patches
     assert area.get_data().values.tolist() == [1, 3] and area.get_data().edges.tolist() == [0, 50, 100]

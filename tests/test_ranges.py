@@ -117,13 +117,15 @@ STALE = "`python -m tools.ranges --add` after lessons were stored again; then se
 
 
 def test_the_stored_lessons_are_known_and_teaching_shows_what_people_ask_about():
-    stored, machines = ranges.read(NOTEBOOKS)
-    (machine,) = machines - ranges.read(NOTEBOOKS, "17")[1] or machines  # that lesson may have run where there is a GPU
+    stored, _ = ranges.read(NOTEBOOKS)
+    (machine,) = ranges.read(NOTEBOOKS, "00")[1]
     known = ranges.load()
     (name,) = (name for name, each in known["machines"].items() if each == machine)
+    there = {lesson.number for lesson in lessons.LESSONS if ranges.read(NOTEBOOKS, lesson.number)[1] == {machine}}
+    assert len(there) >= 20, "a few lessons may be stored on other machines"
     for lesson, cell, words, _ in known["asked"]:
         low, high = known["figures"][lesson][cell][words][name]
-        assert low <= stored[ranges.Figure(lesson, cell, words)] <= high, STALE
+        assert lesson not in there or low <= stored[ranges.Figure(lesson, cell, words)] <= high, STALE
     page = (ROOT / "TEACHING.md").read_text(encoding="utf-8")
     assert lessons.marked(page, "ranges", ranges.table()) == page, STALE
     assert len(known["asked"]) >= 40 and len(known["machines"]) >= 2

@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import posixpath
 import re
 import zipfile
 from pathlib import Path
@@ -130,6 +131,13 @@ def test_each_figure_that_a_page_shows_is_there(made):
             for figure in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", pages.prose(text)):
                 path = (Path(name).parent / figure).as_posix()
                 assert made.get(path) or (pages.NOTEBOOKS / path).stat().st_size, f"{name}: {figure}"
+
+
+def test_each_link_to_a_page_leads_to_one(made):
+    for name, text in made.items():
+        if name.endswith(".md"):
+            for link in re.findall(r"\]\(([^)#:\s]+\.md)(?=[)#])", pages.prose(text)):
+                assert posixpath.normpath((Path(name).parent / link).as_posix()) in made, f"{name}: {link}"
 
 
 def test_the_api_page_names_all_that_the_package_gives():

@@ -91,6 +91,15 @@ TAUGHT = {  # by lesson: what its code cells have, and in how many of them at le
         "rewrite_call(": 1,
         "torch.from_dlpack": 3,
     },
+    "14_fewer_bits": {
+        "T.call_llvm_pure_intrin(": 2,
+        "TensorIntrin.register(": 1,
+        "sch.tensorize(": 1,
+        "te.compute(": 1,
+        "from_onnx(": 1,
+        "relax.op.dequantize(": 1,
+        "(PyExprMutator)": 1,
+    },
     "17_gpu": {
         ".bind(": 4,
         "cache_read(": 2,

@@ -15,6 +15,8 @@ _FORMULA = re.compile(
     r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S
 )  # \(…\) in a line, \[…\] by itself
 
+_NAME = re.compile(r"(?<=\.html\">)(?:\d\d|capstone)_\w+(?=</a>)")
+
 
 def on_files(files, config):
     """Add the pages that are made of other files, and the menu."""
@@ -31,7 +33,8 @@ def on_page_markdown(markdown: str, **_) -> str:
 
 
 def on_page_content(content: str, **_) -> str:
-    """Replace the formulas of a page's HTML."""
+    """Replace the formulas of a page's HTML, and let the names of lessons break where their words end."""
+    content = _NAME.sub(lambda found: found[0].replace("_", "_<wbr>"), content)
     return _FORMULA.sub(_mathml, content)
 
 

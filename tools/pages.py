@@ -19,7 +19,12 @@ ROOT = lessons.ROOT
 NOTEBOOKS = ROOT / "notebooks"
 HERE = Path(__file__).parent
 # Pages that are a file elsewhere.
-_OTHERS = {"index.md": "README.md", "teaching.md": "TEACHING.md", "engine.md": "engine/README.md"}
+_OTHERS = {
+    "index.md": "README.md",
+    "teaching.md": "TEACHING.md",
+    "engine.md": "engine/README.md",
+    "upstream.md": "engine/UPSTREAM.md",
+}
 _ABOUT_API = """# The package
 
 `import tvmnotes as tn` gives these names. The [cheat sheet](pages/cheat_sheet.md) has TVM's own beside them.
@@ -57,6 +62,7 @@ def prose(text: str) -> str:
     for name, file in _OTHERS.items():
         # The checkout's root is a folder above the site's.
         text = re.sub(rf"\]\((?:((?:\.\./)*)\.\./)?{file}(?=[)#])", rf"](\1{name}", text)
+    text = text.replace("](UPSTREAM.md", "](upstream.md")  # beside the engine's README
     text = re.sub(r"(\]\([^):\s]+)\.ipynb(?=[)#])", r"\1.md", text)
     text = re.sub(r"\]\((?:\.\./)?notebooks/", "](", text)
     text = re.sub(r"^\[!\[.*\n", "", text, flags=re.M)  # badges, which are of GitHub
@@ -108,6 +114,6 @@ def menu(made: dict[str, str | bytes]) -> list[dict]:
         {"Start": "index.md"},
         {"Lessons": lists[0]},
         {"Answers": lists[1]},
-        {"Reference": [*beside, "api.md", "engine.md"]},
+        {"Reference": [*beside, "api.md", "engine.md", "upstream.md"]},
         {"For teachers": "teaching.md"},
     ]

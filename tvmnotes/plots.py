@@ -42,11 +42,11 @@ def times(comparison):
     return figure
 
 
-def scoreboard(*marked: str, line: tuple[str, float] | None = None):
+def scoreboard(*marked: str):
     """Draw the stored run, ResNet-18 on one image in each runtime, as bars in ms on a logarithmic axis.
 
-    The rows in `marked` get another colour; `line` is the name and the time in ms of a line across the bars.
-    Raises ValueError for a row that the run does not have.
+    The rows in `marked` get another colour; a line across the bars is the lower bound of tvmnotes' kernels on
+    that machine. Raises ValueError for a row that the run does not have.
     """
     run = json.loads(SCOREBOARD.read_text(encoding="utf-8"))
     rows = run["rows"]
@@ -62,15 +62,15 @@ def scoreboard(*marked: str, line: tuple[str, float] | None = None):
     axes.barh(list(rows), medians, xerr=(medians - low, high - medians), color=colors, capsize=3, height=0.6)
     for row, (median, above) in enumerate(zip(medians, high, strict=True)):
         axes.text(above * 1.1, row, f"{_digits(median)} ms", va="center", fontsize=9)
-    least = min(medians.min(), line[1]) if line else medians.min()
-    axes.set(xscale="log", xlim=(least / 2, high.max() * 3), xlabel="median time of a call (ms), log axis")
+    bound = run["bound"] * 1e3
+    ends = min(medians.min(), bound) / 2, high.max() * 3
+    axes.set(xscale="log", xlim=ends, xlabel="median time of a call (ms), log axis")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(
         f"{run['network']}, one picture, measured {run['date']}\n{run['machine']}", fontsize=9, loc="left"
     )
-    if line:
-        axes.axvline(line[1], color="black", linestyle="--", label=f"{line[0]}: {_digits(line[1])} ms")
-        axes.legend(frameon=False, loc="lower right")
+    axes.axvline(bound, color="black", linestyle="--", label=f"bound of tvmnotes: {_digits(bound)} ms")
+    axes.legend(frameon=False, loc="lower right")
     axes.invert_yaxis()
     return figure
 
@@ -343,18 +343,24 @@ def shares(timings: dict, most: int = 12):
 
 
 @drawer
-def roofline(profiles: dict, flops: float, bandwidth: float):
+def roofline(profiles: dict, flops: float, bandwidth: float, others: dict | None = None):
     """Draw kernels as dots under the machine's roofline, on log axes: GFLOP/s against operations per byte.
 
     `profiles` has up to three names, each with a list of (operations, bytes, seconds) per kernel; the area of
-    a dot grows with the kernel's share of the time. `flops` and `bandwidth` are the machine's, per second.
+    a dot grows with the kernel's share of the time. `flops` and `bandwidth` are the machine's, per second;
+    `others` are its peaks for other kinds of numbers, by what they are called: dashed.
     """
     figure, axes = _axes(6.4, 4.0)
     intensities = [operations / moved for dots in profiles.values() for operations, moved, _ in dots]
-    ridge = flops / bandwidth
-    ends = np.array([min(*intensities, ridge) / 2, ridge, max(*intensities, ridge) * 2])
-    axes.plot(ends, np.minimum(ends * bandwidth, flops) / 1e9, color="black", lw=1.2, zorder=1)
+    peaks = {"": flops, **(others or {})}
+    ridges = [each / bandwidth for each in peaks.values()]
+    least, most = min(*intensities, *ridges) / 2, max(*intensities, *ridges) * 2
     limits = f"the machine: {_digits(flops / 1e9)} GFLOP/s, {_digits(bandwidth / 1e9)} GB/s"
+    for (name, each), ridge in zip(peaks.items(), ridges, strict=True):
+        ends = np.array([ridges[0], ridge, most] if name else [least, ridge, most])
+        line = "--" if name else "-"
+        axes.plot(ends, np.minimum(ends * bandwidth, each) / 1e9, line, color="black", lw=1.2, zorder=1)
+        limits += f"\nof {name}: {_digits(each / 1e9)} Gop/s" if name else ""
     axes.text(0.02, 0.97, limits, fontsize=9, va="top", transform=axes.transAxes)
     for index, (name, dots) in enumerate(profiles.items()):
         operations, moved, seconds = np.array(dots, float).T
@@ -369,6 +375,28 @@ def roofline(profiles: dict, flops: float, bandwidth: float):
     if len(profiles) > 1:
         for handle in axes.legend(frameon=False, loc="lower right").legend_handles:
             handle.set_sizes([40])
+    return figure
+
+
+@drawer
+def quantization(rows: list, output: float):
+    """Draw the signal-to-noise ratios of a quantized network's layers in dB, the worst for the output first.
+
+    `rows` are those of a `quantization.report.Report`; `output` is the ratio of the output, all in int8.
+    """
+    known = sorted((row for row in rows if row.output < np.inf), key=lambda row: row.output)
+    figure, axes = _axes(7.2, 1.2 + 0.22 * len(known))
+    dots = (("weight", GREY, "s", "its weights"), ("activation", ORANGE, "^", "its input"))
+    dots += (("output", BLUE, "o", "the output, if it alone is int8"),)
+    for name, color, marker, label in dots:
+        ratios = [getattr(row, name) for row in known]
+        axes.plot(ratios, range(len(known)), marker, color=color, label=label, markersize=5)
+    axes.axvline(output, color="black", linestyle="--", label=f"the output: {output:.1f} dB")
+    names = [row.layer + (" (float32)" if row.reason else "") for row in known]
+    axes.set_yticks(range(len(known)), names, fontsize=8)
+    axes.set(xlabel="signal-to-noise ratio (dB): the higher, the better")
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    axes.invert_yaxis()
     return figure
 
 

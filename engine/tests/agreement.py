@@ -29,7 +29,9 @@ _RUNS = 3  # with errors
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
 _SUMS = _PRODUCTS | {_aten.convolution, _aten.sum, _aten.mean, _aten.cumsum, torch.ops.prims.sum}
+_HALVES = (torch.float16, torch.bfloat16)
 _FFT = {_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c}
+_RESIZED = {_aten._upsample_bilinear2d_aa, _aten._upsample_bicubic2d_aa}
 # Operators of several steps, each of which rounds.
 _STEPS = {getattr(_aten, name) for name in (
     "addmv", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
@@ -184,8 +186,9 @@ class _Double(TorchDispatchMode):
         self.random = torch.Generator().manual_seed(run) if run else None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        packet, given = func.overloadpacket, (kwargs or {}).get("dtype")
+        cast = torch.finfo(given).eps if packet is _aten._to_copy and given in _HALVES else 0.0
         args, kwargs = doubled(args), {name: doubled(value) for name, value in (kwargs or {}).items()}
-        packet = func.overloadpacket
         with self:
             if packet in _STEPS and func in decomposition_table:
                 return decomposition_table[func](*args, **kwargs)
@@ -193,14 +196,17 @@ class _Double(TorchDispatchMode):
         if result is not NotImplemented:
             return result
         result = doubled(func(*args, **kwargs))
-        if self.random and packet not in _EXACT and not func.is_view:
+        if self.random and (packet not in _EXACT or cast > self.eps) and not func.is_view:
             for each in result if isinstance(result, list | tuple) else [result]:
                 if isinstance(each, torch.Tensor) and each.dtype in (torch.float64, torch.complex128):
-                    self._round(packet, args, kwargs, each)
+                    self._round(packet, args, kwargs, each, cast)
         return result
 
-    def _round(self, packet, args, kwargs, result):
-        """Add to each element an error of its own size; to a sum one of the size of its partial sums."""
+    def _round(self, packet, args, kwargs, result, cast):
+        """Add to each element an error of its own size; to a sum one of the size of its partial sums.
+
+        `cast` is the distance from 1 to the next number in the half floats that the result is cast to, or 0.
+        """
         sizes, terms = result.abs(), 1
         if packet in _SUMS:
             terms = _terms(packet, args, result)
@@ -212,8 +218,10 @@ class _Double(TorchDispatchMode):
         elif packet in _FFT:
             terms = math.prod(args[0].shape[axis] for axis in args[1])
             sizes = torch.maximum(sizes, sizes.square().mean().sqrt())
+        elif packet in _RESIZED:  # sums whose terms may cancel
+            sizes = torch.maximum(sizes, packet(args[0].abs(), *args[1:], **kwargs).abs())
         result.terms = terms
-        error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms))
+        error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms), cast)
         if result.is_complex():
             result, error = torch.view_as_real(result), error[..., None]
         else:

@@ -45,6 +45,11 @@ def seconds_of(config: dict) -> float:
 class AsItIs:
     """What a planted workload has in common with others: its kernel reads and makes its arrays as they are."""
 
+    dtype, dtypes = "float32", ("float32",) * 3
+
+    def packed_dtype(self, config):
+        return "float32"
+
     def packed_input_shape(self, lanes):
         return self.data
 

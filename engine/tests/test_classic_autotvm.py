@@ -13,21 +13,14 @@ import torch
 import tvm
 from agreement import close, reference
 from fake_runner import FakeRunner
+from old_api import enabled  # noqa: F401 (a fixture)
 from rpc_cluster import Cluster
 from testing import sampled
 from torch import nn
 
-import tvmclassic
 from tvmfast.compiler import records
 from tvmfast.core import machine
 from tvmfast.tuning import tuners
-
-
-@pytest.fixture(autouse=True, scope="module")
-def classic():
-    tvmclassic.enable()
-    yield
-    tvmclassic.disable()
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +51,7 @@ def network():
 
 
 @pytest.fixture(scope="module")
-def program(network, classic):
+def program(network, enabled):  # noqa: F811 (the fixture)
     from tvm import relay
 
     traced = torch.jit.trace(network, torch.zeros(1, 3, 16, 16))
@@ -74,7 +67,7 @@ def tasks(program):
 
 
 @pytest.fixture(scope="module")
-def option(classic):
+def option(enabled):  # noqa: F811 (the fixture)
     from tvm import autotvm
 
     runner = autotvm.LocalRunner(number=2, repeat=1, timeout=60, cooldown_interval=0)
@@ -422,8 +415,8 @@ def test_graph_tuners_write_the_best_records(tasks, tmp_path):
 def test_what_is_not_served_says_so(tasks):
     from tvm import autotvm
 
-    with pytest.raises(NotImplementedError, match="TE schedules, which TVM 0.20 dropped"):
-        autotvm.template("mine")
+    with pytest.raises(NotImplementedError, match="TOPI has no schedules of its own since TVM 0.20"):
+        autotvm.register_topi_compute("mine")
     with pytest.raises(NotImplementedError, match="relay.build makes the kernel"):
         tasks[0].instantiate(tasks[0].config_space.get(0))
 

@@ -8,6 +8,7 @@ import struct
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ import torch
 import tvm
 import tvm_ffi
 from agreement import close, reference
+from rpc_cluster import Cluster
 from testing import SEED, sampled
 
 import tvmclassic
@@ -236,9 +238,10 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
         ("relay.frontend.from_onx", "near names: from_onnx"),
         ("contrib.graph_executor.GraphModul", "near names: GraphModule"),
         ("autoscheduler", "no tvm.autoscheduler"),
-        ("auto_scheduler.SearchTask", r"tvm.auto_scheduler.SearchTask: Ansor was dropped in TVM 0\.20"),
+        ("auto_scheduler.SearchTsk", "near names: SearchTask"),
+        ("target.datatype", r"tvm\.target\.datatype: custom datatypes are no longer in TVM"),
         ("micro", r"microTVM was dropped in TVM 0\.\d+"),
-        ("te.create_schedule", r"tvm\.te\.create_schedule: TE schedules were dropped in TVM 0\.\d+"),
+        ("te.hybrid", r"tvm\.te\.hybrid: hybrid script was dropped"),
         ("target.mali", r"no tvm\.target\.mali"),
         ("contrib.pipeline_executor", "near names: graph_executor"),
     ],
@@ -255,7 +258,6 @@ def test_unknown_attributes(enabled, path, words):
 @pytest.mark.parametrize(
     "code, words",
     [
-        ("from tvm.relay import quantize", "relay.quantize was dropped in TVM 0.20; quantize in PyTorch"),
         ("from tvm.relay.nn import conv2dd", "no tvm.relay.nn.conv2dd; near names: conv2d"),
         ("import tvm.contrib.graph_executer", "no tvm.contrib.graph_executer; near names: graph_executor"),
         ("from tvm import micro", r"tvm.micro: microTVM was dropped in TVM 0.19"),
@@ -490,12 +492,50 @@ def test_what_a_build_takes_for_a_target(enabled):
     assert relay.build(mod, "llvm -mcpu=x86-64-v2").compiled.target.attrs["mcpu"] == "x86-64-v2"
     with tvm.target.Target("llvm -mcpu=x86-64-v2"):
         assert relay.build(mod).compiled.target.attrs["mcpu"] == "x86-64-v2"
-    with pytest.raises(NotImplementedError, match=r"relay\.build for target 'cuda'.*tvm\.s_tir\.dlight"):
-        relay.build(mod, tvm.target.cuda())
+    with pytest.raises(NotImplementedError, match=r"relay\.build for target 'opencl'.*tvm\.s_tir\.dlight"):
+        relay.build(mod, "opencl")
     with pytest.raises(ValueError, match="unknown target 'nonsense'"):
         relay.build(mod, "nonsense")
     with pytest.warns(UserWarning, match="-libs is left out"):
         relay.build(mod, "llvm -libs=cblas")
+
+
+def test_a_build_for_cuda(enabled, tmp_path):
+    from tvm import autotvm, relay
+    from tvm.contrib import graph_executor
+
+    x, w = relay.var("x", shape=(2, 8, 6, 6)), relay.var("w", shape=(8, 8, 3, 3))
+    net = relay.nn.softmax(relay.nn.batch_flatten(relay.nn.relu(relay.nn.conv2d(x, w, padding=(1, 1)))))
+    mod = tvm.IRModule.from_expr(relay.Function([x, w], net))
+    weight = np.ones((8, 8, 3, 3), "float32")
+    with pytest.warns(UserWarning, match="-libs is left out"):
+        graph, lib, params = relay.build(mod, "cuda -arch=sm_80 -libs=cudnn", params={"w": weight})
+    assert lib.compiled.target.attrs["arch"] == "sm_80" and "__global__" in lib.get_source()
+    assert set(json.loads(graph)["attrs"]["device_index"][1]) == {2} and list(params) == ["w"]
+    x = relay.var("x", shape=(4,))
+    mod = tvm.IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
+    here = tvm.cuda(0).compute_version.replace(".", "") if tvm.cuda(0).exist else "80"
+    for target in ("cuda", tvm.target.cuda(), tvm.target.Target("cuda"), {"gpu": "cuda"}):
+        assert relay.build(mod, target).compiled.target.attrs["arch"] == f"sm_{here}"
+    assert relay.build(mod, "nvidia/nvidia-a100").compiled.target.attrs["arch"] == "sm_80"
+    assert relay.build(mod, tvm.target.cuda(arch="sm_90")).compiled.target.attrs["arch"] == "sm_90"
+    with pytest.raises(ValueError, match="expected an arch from sm_75 on, such as 'sm_80'; got 'sm_70'"):
+        relay.build(mod, "cuda -arch=sm_70")
+    for target, device in (("cuda", tvm.cpu(0)), ("cuda", tvm.cuda(1)), ("llvm", tvm.cuda(0))):
+        with pytest.raises(ValueError, match=rf"the library is for .*; got {re.escape(str(device))}"):
+            relay.build(mod, target)["default"](device)
+        with pytest.raises(ValueError, match=rf"the library is for .*; got {re.escape(str(device))}"):
+            relay.create_executor("graph", mod, device, target).evaluate()(np.ones(4, "float32"))
+    with pytest.raises(NotImplementedError, match=r"autotvm for target 'cuda': .*meta_schedule"):
+        autotvm.task.extract_from_program(mod["main"], {}, "cuda")
+    with autotvm.tophub.context("cuda"), pytest.warns(UserWarning, match="a build for a GPU takes none"):
+        relay.build(mod, "cuda")
+    if not tvm.cuda(0).exist:
+        for make in (lambda: lib["default"](tvm.cuda(0)), lambda: graph_executor.create(graph, lib, tvm.gpu(0))):
+            with pytest.raises(RuntimeError, match="Device API cuda is not enabled|CUDA"):  # TVM's words
+                make()
+        with pytest.raises(RuntimeError, match="saving a network for CUDA takes a build on a machine with"):
+            lib.export_library(tmp_path / "lib.so")
 
 
 def test_pass_contexts(enabled, recwarn):
@@ -512,16 +552,16 @@ def test_pass_contexts(enabled, recwarn):
     blocked, unblocked = levels(opt_level=3), levels(opt_level=3, disabled_pass=["AlterOpLayout"])
     assert tuple(unblocked.params["w"].shape) == (16, 16, 3, 3)
     assert [tuple(p.shape) for p in blocked.params.values()] != [(16, 16, 3, 3)]
-    with tvm.transform.PassContext(3, config={"relay.backend.use_auto_scheduler": True, "tir.disable_vectorize": True}):
+    with tvm.transform.PassContext(3, config={"relay.FuseOps.max_depth": 8, "tir.disable_vectorize": True}):
         assert tvm.transform.PassContext.current().opt_level == 3
         with relay.build_config(opt_level=1):
             assert relay.build(mod, "llvm").compiled.opt_level == 1
         assert relay.build(mod, "llvm").compiled.opt_level == 3
     assert relay.build(mod, "llvm").compiled.opt_level == 3
-    with relay.build_config(opt_level=1, config={"relay.backend.use_auto_scheduler": False}):
+    with relay.build_config(opt_level=1, config={"relay.FuseOps.max_depth": 4}):
         pass
     told = [str(w.message) for w in recwarn if "no longer exists" in str(w.message)]
-    assert told == ["PassContext: the option 'relay.backend.use_auto_scheduler' no longer exists and is left out"]
+    assert told == ["PassContext: the option 'relay.FuseOps.max_depth' no longer exists and is left out"]
 
 
 # ---------------------------------------------------------------- the graph executor and its debugger
@@ -650,8 +690,7 @@ def test_a_local_session_loads_what_was_uploaded(enabled, small_lib, tmp_path):
 
 @pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="needs a target that is not this machine")
 def test_a_library_for_another_machine_needs_a_cross_compiler(enabled, small_lib, tmp_path, monkeypatch):
-    from tvm import relay, rpc
-    from tvm.rpc.client import RPCSession
+    from tvm import relay
 
     mod = tvm.IRModule.from_expr(relay.nn.relu(relay.var("x", shape=(4,))))
     lib = relay.build(mod, tvm.target.arm_cpu("rk3399"))
@@ -662,11 +701,69 @@ def test_a_library_for_another_machine_needs_a_cross_compiler(enabled, small_lib
         bare.setenv("PATH", "")
         lib.export_library(tmp_path / "net.tar")
     assert os.listdir(tmp_path) == []
-    small_lib[0].export_library(tmp_path / "net.tar")
-    session = RPCSession.__new__(RPCSession)  # of no server: the refusal comes before anything is sent
-    assert not isinstance(session, rpc.LocalSession)
-    with pytest.raises(NotImplementedError, match="not over RPC"):
-        session.upload(str(tmp_path / "net.tar"))
+
+
+def test_a_scripted_loop_over_values_is_refused_with_the_way_round(enabled):
+    from tvm import relay
+
+    class Loops(torch.nn.Module):
+        def forward(self, x):
+            while bool(x.sum() < 10):
+                x = x + 1
+            return x
+
+    with pytest.raises(NotImplementedError, match="with other operators, or export it with torch.onnx.export"):
+        relay.frontend.from_pytorch(torch.jit.script(Loops().eval()), [("x", (2, 3))])
+
+
+@pytest.mark.alone
+def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, capfd):
+    from tvm import autotvm, relay
+    from tvm.contrib import graph_executor
+
+    lib, x, wanted = small_lib
+    with Cluster(tmp_path, tvms_own=True) as cluster:
+        cluster.serve("one", key="shelf", module="tvm.exec.rpc_server")
+        assert autotvm.measure.check_remote("llvm", "shelf", "127.0.0.1", cluster.port)
+        assert not autotvm.measure.check_remote("llvm", "attic", "127.0.0.1", cluster.port)
+        remote = autotvm.measure.request_remote("shelf", "127.0.0.1", cluster.port, timeout=300)
+        dev = remote.cpu(0)
+        for name in ("net.tar", "net.so"):
+            lib.export_library(tmp_path / name)
+            remote.upload(str(tmp_path / name))
+            loaded = remote.load_module(name)
+            module = graph_executor.GraphModule(loaded["default"](dev))
+            for sign in (1, -1):
+                module.set_input("image", tvm.nd.array(sign * x, dev))
+                module.run()
+                here = graph_executor.GraphModule(lib["default"](tvm.cpu()))
+                here.run(image=sign * x)
+                np.testing.assert_array_equal(module.get_output(0).numpy(), here.get_output(0).numpy())
+        assert module.get_output(0).device == dev
+        times = module.module.time_evaluator("run", dev, number=2, repeat=3)()
+        assert len(times.results) == 3 and min(times.results) > 0
+        again = graph_executor.create(lib.get_graph_json(), loaded, dev)
+        again.set_input("image", x)
+        again.set_input(**lib.get_params())
+        again.run()
+        close(again.get_output(0).numpy(), wanted)
+        name, bias = next((name, array) for name, array in lib.get_params().items() if array.shape[-1] == 5)
+        again.set_input(name, 2 * bias.numpy())
+        again.run()
+        assert not np.array_equal(again.get_output(0).numpy(), module.get_output(0).numpy())
+
+        a = relay.var("a", shape=(4, 6))
+        two = relay.build(tvm.IRModule.from_expr(relay.split(a, 2).astuple()), "llvm")
+        two.export_library(tmp_path / "two.so")
+        remote.upload(str(tmp_path / "two.so"), "halves.so")
+        module = graph_executor.GraphModule(remote.load_module("halves.so")["default"](dev))
+        rows = np.arange(24, dtype="float32").reshape(4, 6)
+        module.run(a=rows)
+        for n in range(2):
+            np.testing.assert_array_equal(module.get_output(n).numpy(), rows[2 * n : 2 * n + 2])
+        with pytest.raises(NotImplementedError, match="debug executor on a remote device"):
+            tvm.contrib.debugger.debug_executor.create(two.get_graph_json(), remote.load_module("halves.so"), dev).run()
+    assert "saving param" not in capfd.readouterr().out
 
 
 def test_relay_backends(enabled):
@@ -718,6 +815,19 @@ def test_relay_viz_draws_a_tree(enabled, capsys):
     assert "Var(Input) (name_hint: x, shape: (1, 3, 8, 8), dtype: float32)" in lines[2]
     assert "Var(Param) (name_hint: w" in lines[3]
     assert "kernel_size: [3, 3]" in lines[7]
+
+
+def test_relay_viz_draws_what_has_no_types(enabled, capsys):
+    from tvm import relay
+    from tvm.contrib import relay_viz
+
+    x, y = relay.var("x"), relay.var("y", shape=(relay.Any(), 3))
+    flag = relay.var("flag", shape=(), dtype="bool")
+    mod = tvm.IRModule.from_expr(relay.If(flag, x + y, y))
+    relay_viz.RelayVisualizer(mod, plotter=relay_viz.TermPlotter()).render()
+    printed = capsys.readouterr().out
+    assert "Var(Input) (name_hint: x, type: unknown)" in printed and "shape: (?, 3)" in printed
+    assert "If" in printed and "Call add" in printed
 
 
 def test_relay_viz_writes_dot(enabled, tmp_path):
@@ -836,6 +946,36 @@ def test_tvmc_tunes(enabled, tmp_path):
     close(result.outputs["output_0"], reference(net, x))
     with pytest.raises(tvmc.TVMCException, match="expected a tuner of ga, gridsearch, random, xgb"):
         tvmc.tune(model, "llvm", tuner="best")
+
+
+def test_tvmc_hands_a_model_to_the_auto_scheduler(enabled, small_onnx, tmp_path, monkeypatch):
+    from tvm.driver import tvmc
+
+    model = tvmc.load(str(small_onnx), shape_dict={"image": [1, 1, 32, 32]})
+    log = str(tmp_path / "log.json")
+    served, calls = SimpleNamespace(), {}
+    monkeypatch.setitem(sys.modules, "tvm.auto_scheduler", served)
+    with pytest.raises(tvmc.TVMCException, match="Ansor .* was dropped in TVM 0.20; tune without it"):
+        tvmc.tune(model, "llvm", tuning_records=log, enable_autoscheduler=True)
+
+    def told(name, result=None):
+        return lambda *args, **kwargs: calls.update({name: (args, kwargs)}) or result
+
+    served.extract_tasks = told("extract_tasks", (["task"], [3]))
+    served.LocalRunner, served.RPCRunner = told("LocalRunner", "here"), told("RPCRunner", "there")
+    served.RecordToFile, served.TuningOptions = told("RecordToFile", "file"), told("TuningOptions", "options")
+    served.TaskScheduler = told("TaskScheduler", SimpleNamespace(tune=told("tune")))
+    options = {"trials": 20, "early_stopping": 5, "prior_records": "old.json", "number": 2, "repeat": 3, "timeout": 4}
+    assert tvmc.tune(model, "llvm", log, enable_autoscheduler=True, **options) == log
+    assert calls["extract_tasks"] == ((model.mod["main"], model.params, "llvm"), {})
+    assert calls["LocalRunner"] == ((), {"timeout": 4, "number": 2, "repeat": 3, "min_repeat_ms": 0})
+    assert calls["TuningOptions"][1] == {
+        "num_measure_trials": 20, "early_stopping": 5, "runner": "here", "measure_callbacks": ["file"]
+    }  # fmt: skip
+    assert calls["TaskScheduler"] == ((["task"], [3]), {"load_log_file": "old.json"})
+    assert calls["tune"] == (("options",), {}) and calls["RecordToFile"] == ((log,), {})
+    tvmc.tune(model, "llvm", log, enable_autoscheduler=True, hostname="127.0.0.1", port=9190, rpc_key="shelf")
+    assert calls["RPCRunner"][0] == ("shelf", "127.0.0.1", 9190)
 
 
 def test_tvmc_refuses_with_a_sentence(enabled, tmp_path):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import tvm
 from agreement import close, reference
-from testing import SEED, Case
+from testing import SEED, Case, unlimited
 from torch import nn
 
 import tvmfast
@@ -77,6 +77,7 @@ def test_a_kernel_is_compiled_once(small, compiled, cache):
     np.testing.assert_array_equal(first(x), second(x))
 
 
+@unlimited
 def test_another_process_finds_the_code(small, cache, tmp_path):
     tvmfast.build(small.mod, small.params)
     before = sorted(cache.iterdir())

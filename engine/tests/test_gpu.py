@@ -5,6 +5,7 @@ import math
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tvmfast.core import machine
 from tvmfast.core.compat import cuda_headers
 from tvmfast.core.relax import ceildiv
 from tvmfast.profiling import networks
+from tvmfast.runtime import on_gpu
 
 without_gpu = pytest.mark.skipif(tvm.cuda().exist, reason="this machine has a GPU")
 
@@ -73,7 +75,7 @@ def test_without_a_gpu_cuda_means_sm_80_and_the_host_is_this_machine():
     for given in ("cuda", {"kind": "cuda"}, {"kind": "cuda", "arch": "sm_90"}, "nvidia/nvidia-a100"):
         target = resolve_target(given, kinds=("cuda",))
         assert str(target.host) == str(machine.host_target())
-        named = given["arch"] if isinstance(given, dict) and "arch" in given else gpu.WITHOUT_GPU
+        named = given["arch"] if isinstance(given, dict) and "arch" in given else on_gpu.WITHOUT_GPU
         assert target.attrs["arch"] == named or tvm.cuda().exist
 
 
@@ -106,8 +108,9 @@ def test_a_call_without_a_gpu_says_why_after_it_has_checked_its_inputs(lib, case
         lib(case[2][:, :3])
     with pytest.raises(TypeError, match="expected 1 input"):
         lib()
-    with pytest.raises(NotImplementedError, match="CUDA are not saved"):
+    with pytest.raises(RuntimeError, match="takes a build on a machine with a CUDA device"):
         lib.save(tmp_path / "net")
+    assert not list(tmp_path.iterdir())
 
 
 class Device:
@@ -122,8 +125,32 @@ class Device:
 @pytest.mark.parametrize(("here", "runs"), [("8.0", True), ("8.6", True), ("7.5", False), ("9.0", False)])
 def test_a_library_runs_on_its_generation_of_gpus(monkeypatch, lib, here, runs):
     monkeypatch.setattr(tvm, "cuda", lambda: Device(here))
-    reason = gpu.cannot_run(lib.target)
+    reason = on_gpu.cannot_run(lib.target)
     assert reason is None if runs else f"this machine's GPU (a GPU) is sm_{here.replace('.', '')}" in reason
+
+
+@without_gpu
+def test_a_network_saved_for_cuda_is_not_loaded_where_it_cannot_run(monkeypatch, lib, tmp_path):
+    monkeypatch.setattr(lib._library, "is_machine_code", True)  # what is saved is its source, which no loader opens
+    lib.save(tmp_path / "net.zip")
+    with pytest.raises(RuntimeError, match=r"net.zip cannot run here: it is built for CUDA \(sm_80\), and TVM finds"):
+        tvmfast.load(tmp_path / "net.zip")
+
+
+def test_a_call_of_a_profile_waits_for_the_gpu(monkeypatch, lib):
+    """The virtual machine here notes the instrument that it is given."""
+    events = []
+    device = SimpleNamespace(sync=lambda: events.append("sync"))
+    monkeypatch.setattr(lib, "device", device)
+    monkeypatch.setattr(lib, "_main", True)
+    given = []
+    monkeypatch.setattr(lib, "_vm", SimpleNamespace(set_instrument=given.append), raising=False)
+    with lib.instrumented(lambda *args: events.append(args)):
+        given[0]("kernel", True)
+    assert events == ["sync", ("kernel", True)] and given[1] == "tvmfast.no_instrument"
+    monkeypatch.setitem(lib.graph, "is_cuda_graph", True)
+    with pytest.raises(ValueError, match="a CUDA graph is launched as a whole"), lib.instrumented(print):
+        pass
 
 
 def test_inputs_and_parameters_go_to_the_device(monkeypatch, lib, case):
@@ -424,6 +451,18 @@ def test_cuda_graphs_are_captured_where_the_context_asks_for_them(case):
     assert memory[True]["unshared"] == memory[False]["unshared"]
     assert memory[True]["peak"] >= memory[False]["peak"] > 0
     assert memory[True]["peak"] <= sum(memory[True]["buffers"])
+
+
+def test_a_cuda_graph_records_no_check_of_indices():
+    """A check is a call into this process, and a recording that meets it would fail."""
+    table = nn.Embedding(50, 16)
+    net = Function(lambda x: torch.softmax(torch.relu(table(x * 2) + 1) @ table.weight.T, -1).sum(-1))
+    net.table = table
+    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+        lib = tvmfast.build(*tvmfast.from_pytorch(net.eval(), {"x": ((2, 10), "int64")}), TARGET)
+    main, _, recorded = lib._library.as_text().partition("@main_cuda_graph_capture:")
+    recorded = recorded.partition("\n\n")[0]
+    assert "tvmfast.checked_indices in" in main and "checked_indices" not in recorded and "matmul" in recorded
 
 
 def test_a_cuda_graph_keeps_its_parameters(monkeypatch, case):

@@ -470,6 +470,20 @@ def test_an_operator_of_two_equals_mxnets(number):
     batch_of_two().check(number)
 
 
+def test_the_second_of_two_images_may_have_a_dynamic_size():
+    symbol = S.UpSampling(X, Y, scale=2, sample_type="nearest", num_args=2)
+    lib = tvmfast.build(*tvmfast.from_mxnet(symbol, {}, {"x": (1, 3, 4, 6), "y": (1, 2, "n", "m")}))
+    for size in ((8, 12), (4, 6), (2, 3)):
+        inputs = {"x": uniform(1, 3, 4, 6), "y": uniform(1, 2, *size)}
+        np.testing.assert_array_equal(lib(*inputs.values()), mxnets(symbol, inputs, {})[0])
+
+
+def test_roots_of_numbers_of_all_sizes():
+    for dtype, largest in (("float16", 4), ("float32", 38), ("float64", 300)):
+        x = np.array([0, 1, -8, np.inf, -np.inf, np.nan, *(10.0 ** np.linspace(-largest, largest, 50))], dtype)
+        close(ours_of(S.cbrt(X), {"x": x}, {}), np.cbrt(x.astype("float64")), terms=4, scale=np.abs(np.cbrt(x)))
+
+
 def test_indices_outside_are_clipped_wrapped_or_refused_as_by_mxnet():
     index, at = S.var("i"), S.var("at")
     clipped = [
@@ -787,3 +801,14 @@ def test_every_converter_is_of_an_operator_that_mxnet_has_or_had():
     check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
     assert CONVERTERS.keys() - {names[n].decode() for n in range(size.value)} == OF_OLD
     assert len(CONVERTERS) > 250
+
+
+def test_division_by_0_sides_whose_squares_overflow_and_the_dtype_of_places():
+    y = S.var("y")
+    divided = {"x": np.float32([3, -3, 0, 2, -2]), "y": np.float32([0, 0, 0, 1.5, 1.5])}
+    both(S.broadcast_mod(X, y), divided, {}, exact=True)
+    for size in (1e-30, 1e30):
+        both(S.broadcast_hypot(X, y), {"x": np.float32([3 * size]), "y": np.float32([-4 * size])}, {})
+    both(S.broadcast_hypot(X, y), {"x": np.float32([0, 0, -np.inf]), "y": np.float32([0, 2, 1])}, {}, exact=True)
+    for dtype in ("float16", "float64"):
+        both(S.argmax(X, axis=1), {"x": uniform(4, 9).astype(dtype)}, {}, exact=True)

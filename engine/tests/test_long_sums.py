@@ -180,7 +180,8 @@ def test_gpu():
         return x.sum(1), torch.softmax(x, 1), y.mean(0), x[:1, : 1 << 15] @ y[: 1 << 15]
 
     mod, params = tvmfast.from_pytorch(Function(function).eval(), {"x": (2, LONG), "y": (LONG, 3)})
-    x, y = torch.full((2, LONG), 0.1), _uniform(LONG, 3)
+    # Equal addends would round in one direction, and not cancel.
+    x, y = _uniform(2, LONG, seed=1), _uniform(LONG, 3)
     close(run_emulated(mod, params, x.numpy(), y.numpy()), function(x.double(), y.double()), _of_products(LONG))
     assert "_block" in tvmfast.build(mod, params, TARGET).source()
 
@@ -202,10 +203,10 @@ def is_changed(func) -> bool:
     return not tvm_ffi.structural_equal(long_sums.add_in_blocks()(mod), mod)
 
 
-def summed(length: int, product: bool = False) -> tvm.tirx.PrimFunc:
-    x, y = te.placeholder((5, length), name="x"), te.placeholder((5, length), name="y")
+def summed(length: int, product: bool = False, rows: int = 5) -> tvm.tirx.PrimFunc:
+    x, y = te.placeholder((rows, length), name="x"), te.placeholder((rows, length), name="y")
     k = te.reduce_axis((0, length), "k")
-    total = te.compute((5,), lambda i: te.sum(x[i, k] * y[i, k] if product else x[i, k], axis=k), name="total")
+    total = te.compute((rows,), lambda i: te.sum(x[i, k] * y[i, k] if product else x[i, k], axis=k), name="total")
     return te.create_prim_func([x, y, total])
 
 
@@ -215,6 +216,74 @@ def test_short_sums_stay_as_they_are(product):
     for length in (1, 2, longest, longest + 1):
         assert is_changed(summed(length, product)) == (length > longest), length
     assert not is_changed(summed(long_sums._ENDLESS, product))
+
+
+def threaded(func) -> int:
+    """How many loops of a kernel are shared by threads once its sums are added in blocks."""
+    host = machine.host_target()
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    func = long_sums.add_in_blocks()(tirx.transform.BindTarget(host.with_host(host))(mod))["main"]
+    return sum(loop.kind == tirx.ForKind.PARALLEL for loop in long_sums._all(func.body, tirx.For))
+
+
+def test_threads_share_a_sum_that_is_alone():
+    def whole(*shape):
+        x, axes = te.placeholder(shape, name="x"), [te.reduce_axis((0, size)) for size in shape]
+        return te.create_prim_func([x, te.compute((1,), lambda _: te.sum(x[tuple(axes)], axis=axes))])
+
+    long, n = long_sums._SHARED, te.var("n", "int64")
+    assert [threaded(whole(*each)) for each in ((long,), (long // 64, 64), (3, long), (n,))] == [1] * 4
+    assert [threaded(whole(*each)) for each in ((long - 1,), (3, long - 1), (long // 64 - 1, 64))] == [0] * 3
+    assert [threaded(summed(long, rows=rows)) for rows in (5, 64)] == [1, 0]  # each of a few rows
+
+    @T.prim_func(private=True, s_tir=True)
+    def kernel(x: T.Buffer((1 << 18,), "float32"), kept: T.Buffer((1,), "float32"), total: T.Buffer((1,), "float32")):
+        for k in range(1 << 18):
+            with T.sblock("kept"):
+                v = T.axis.spatial(1 << 18, k)
+                kept[0] = x[v] * x[v]
+            with T.sblock("total"):
+                v = T.axis.reduce(1 << 18, k)
+                total[0] = total[0] + kept[0]
+
+    assert not threaded(kernel)
+
+
+PARTS = {  # functions, and shapes beside the bounds: of vectors, of parts, and of what threads share
+    "all": (lambda x: (x.sum(), x.mean(), torch.linalg.vector_norm(x), x.abs().sum() / 3), [
+        (1 << 17,), ((1 << 17) - 1,), ((1 << 17) + 65,), (3, 1 << 17), (64, 2049), (65, 2050), (63, 4099),
+    ]),
+    "by rows": (lambda x: (x.sum(0), x.var(), torch.softmax(x.reshape(-1), 0).max()), [(1 << 17, 1), (70_001, 2)]),
+}  # fmt: skip
+
+
+@LEVELS
+@pytest.mark.parametrize("case", PARTS)
+def test_parts_of_a_sum(compile_function, case, level):
+    function, shapes = PARTS[case]
+    for shape in shapes:
+        x = _uniform(*shape)
+        lib = compile_function(function, {"x": shape}, opt_level=level)
+        close(lib(x.numpy()), function(x.double()), _blocks(x.numel()))
+
+
+def test_a_variance_is_two_sums_that_threads_share(compile_function):
+    lib = compile_function(lambda x: x.var(), {"x": (3, long_sums._SHARED)}, opt_level=3)
+    made = [each["shape"] for node in lib.graph["nodes"] for each in node["makes"]]
+    assert {math.prod(shape) for shape in made} == {1}  # no element is stored on the way
+    assert sum(map(threaded, lib.functions.values())) == 2
+
+
+@LEVELS
+@pytest.mark.parametrize("shape", [("n",), (3, "n"), ("n", 70)])
+def test_parts_of_a_dynamic_sum(compile_function, shape, level):
+    def function(x):
+        return x.sum(), torch.linalg.vector_norm(x)
+
+    lib = compile_function(function, {"x": shape}, opt_level=level)
+    for n in (1, 63, 64, 65, 4099, (1 << 17) - 1, 1 << 17, (1 << 17) + 63):
+        x = _uniform(*(n if size == "n" else size for size in shape))
+        close(lib(x.numpy()), function(x.double()), _blocks(x.numel()))
 
 
 def test_what_is_not_a_sum_stays_as_it_is():

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 from agreement import close, reference
-from testing import SEED, Function
-from torch import nn
+from testing import SEED, Function, Upward
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 import tvmfast
@@ -17,17 +16,6 @@ from tvmfast.tuning import metaschedule, session, tasks
 
 TRIALS = 4
 UNFIT = {"family": "metaschedule", "trace": [[["GetSBlock", [], ["no such block", "main"], ["b0"]]], []]}
-
-
-class Upward(nn.Module):
-    """Kernels without a schedule of ours between some with one: float32 (1, 4, 6, 6) to (1, 8, 12, 12)."""
-
-    def __init__(self):
-        super().__init__()
-        self.before, self.up = nn.Conv2d(4, 8, 3, padding=1), nn.ConvTranspose2d(8, 8, 2, 2, groups=2)
-
-    def forward(self, x):
-        return torch.relu(self.up(torch.relu(self.before(x))))
 
 
 @pytest.fixture(scope="module")

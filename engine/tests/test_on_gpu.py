@@ -1,5 +1,7 @@
 """Networks and operators on this machine's GPU, compared with PyTorch on the CPU; skipped where there is none."""
 
+import gc
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten
 from tvm import relax
 
+import tvmclassic
 import tvmfast
 from tvmfast.kernels.detection.spec import NmsSpec
 from tvmfast.profiling import networks
@@ -280,6 +283,19 @@ def test_cuda_graphs_give_the_same(small_net):
         np.testing.assert_array_equal(graphed(each), plain(each))
 
 
+def test_a_cuda_graph_checks_indices_that_it_has_computed():
+    table = nn.Embedding(50, 16)
+    net = Calls(lambda x: torch.softmax(torch.relu(table(x * 2) + 1) @ table.weight.T, -1).amax(-1))
+    net.table = table
+    x = torch.arange(20).reshape(2, 10)
+    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+        lib = check(net, x, tolerance=1e-4)
+    assert lib.graph["is_cuda_graph"]
+    with pytest.raises(IndexError, match="expected an index from -50 to 49, got 50"):
+        lib(x + 6)
+    check(net, x)
+
+
 def test_state_stays_on_the_gpu():
     mod, params = tvmfast.from_pytorch(Calls(lambda x, total: (x * 2, total + x)).eval(), {"x": (3,), "total": (3,)})
     lib = tvmfast.build(mod, params, "cuda", state={"total": "output1"})
@@ -300,3 +316,99 @@ def test_a_comparison_waits_for_the_gpu(small_net, monkeypatch):
     monkeypatch.setattr(lib, "device", SimpleNamespace(sync=lambda: waits.append(tvm.cuda().sync())))
     times = tvmfast.compare({"TVM": lib}, x, calls=5)
     assert len(waits) >= len(times["TVM"].seconds) == 5
+
+
+def test_a_saved_network_gives_the_same_in_this_process_and_in_another(small_net, python, tmp_path):
+    x = numbers(1, 12, 14, 14)
+    lib = build(small_net, [x])
+    np.savez(tmp_path / "x.npz", x=x.numpy(), wanted=lib(x))
+    lib.save(tmp_path / "net.zip")
+    loaded = tvmfast.load(tmp_path / "net.zip")
+    np.testing.assert_array_equal(loaded(x), lib(x))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(lib))(x), lib(x))
+    with pytest.raises(ValueError, match="a network that was loaded has no source"):
+        loaded.source()
+    code = (
+        "import numpy as np, tvmfast; case, lib = np.load('x.npz'), tvmfast.load('net.zip'); "
+        "print(np.array_equal(lib(case['x']), case['wanted']), lib.kernels.launches.map(len).min())"
+    )
+    assert python(code, cwd=tmp_path) == "True 1"
+
+
+@pytest.mark.alone
+def test_nothing_is_left_in_the_gpus_memory_after_an_error(small_net):
+    x, large_x = numbers(1, 12, 14, 14), numbers(16384, 8192)
+    lib, large = build(small_net, [x]), build(Calls(lambda x: (x * 2).cumsum(0)), [large_x])
+    lib(x)
+
+    def free():
+        gc.collect()
+        tvm.cuda().sync()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    before = free()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="expected the shape"):
+            lib(numbers(1, 12, 15, 14))
+        with pytest.raises(ValueError, match="expected the dtype"):
+            lib(x.double().cuda())
+    assert free() >= before
+    taken = torch.empty(before - (900 << 20), dtype=torch.uint8, device="cuda")
+    with pytest.raises(RuntimeError, match="out of memory"):  # it needs 0.5 GB three times
+        large(large_x)
+    del taken
+    assert free() >= before
+    assert_close([large(large_x)], [(large_x * 2).cumsum(0).numpy()], 1e-4)
+
+
+# ---------------------------------------------------------------- the old API
+
+
+def test_the_old_api(tmp_path):
+    tvmclassic.enable()
+    try:
+        old_scripts(tmp_path)
+    finally:
+        tvmclassic.disable()
+
+
+def old_scripts(tmp_path):
+    from tvm import relay
+    from tvm.contrib import graph_executor
+
+    x, w = relay.var("data", shape=(2, 8, 12, 12)), relay.var("w", shape=(16, 8, 3, 3))
+    body = relay.nn.relu(relay.nn.conv2d(x, w, padding=(1, 1)))
+    mod = tvm.IRModule.from_expr(relay.Function([x, w], relay.nn.softmax(relay.nn.batch_flatten(body))))
+    data, weight = numbers(2, 8, 12, 12), numbers(16, 8, 3, 3) / 8
+    wanted = torch.softmax(F.conv2d(data, weight, padding=1).relu().flatten(1), -1).numpy()
+    dev = tvm.cuda(0)
+    for level in (0, 3):
+        with tvm.transform.PassContext(opt_level=level):
+            graph, lib, params = relay.build(mod, "cuda", params={"w": weight.numpy()})
+        for each in (graph_executor.GraphModule(lib["default"](dev)), graph_executor.create(graph, lib, dev)):
+            each.set_input("data", tvm.nd.array(data.numpy(), dev))
+            each.set_input(**params)
+            each.run()
+            assert each.get_output(0).device == dev and each.get_input("data").device == dev
+            assert_close([each.get_output(0).numpy()], [wanted], 1e-5)
+    out = tvm.nd.array(np.zeros_like(wanted), dev)
+    np.testing.assert_array_equal(each.get_output(0, out).numpy(), each.get_output(0).numpy())
+    timed = each.module.time_evaluator("run", dev, number=3, repeat=2)()
+    assert len(timed.results) == 2 and timed.mean > 0
+    assert each.benchmark(dev, repeat=2, number=2, end_to_end=True).mean > 0
+    there = tvm.nd.array(data.numpy() * 2, dev)
+    each.set_input_zero_copy("data", there)
+    with pytest.raises(ValueError, match=r"expected a tensor of tvm.nd on cuda\(0\)"):
+        each.set_input_zero_copy("data", tvm.nd.array(data.numpy()))
+    for file in ("lib.so", "lib.tar"):
+        lib.export_library(tmp_path / file)
+        loaded = graph_executor.GraphModule(tvm.runtime.load_module(str(tmp_path / file))["default"](dev))
+        loaded.run(data=data.numpy())
+        assert_close([loaded.get_output(0).numpy()], [wanted], 1e-5)
+    run = relay.build_module.create_executor("graph", mod, tvm.gpu(0), "cuda").evaluate()
+    assert_close([run(tvm.nd.array(data.numpy(), dev), w=weight.numpy()).asnumpy()], [wanted], 1e-5)
+    debugger = tvm.contrib.debugger.debug_executor.create(graph, lib, dev)
+    debugger.set_input("data", data.numpy())
+    table = debugger.profile().table
+    assert len(table) >= 2 and {*table["Node Name"]} <= {*lib.compiled.kernels.index} and table["Time(us)"].min() > 0

@@ -11,19 +11,23 @@ import pandas as pd
 import pytest
 import torch
 import tvm
+from test_dot import CPUS
 from testing import Function, SmallNet
 from torch import nn
 from tvm.script import tirx as T
 
 import tvmfast
 from tvmfast.compiler import costs, pipeline
+from tvmfast.compiler.build import resolve_target
 from tvmfast.compiler.context import BuildContext
 from tvmfast.compiler.schedule.rules import winograd
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
 from tvmfast.core import machine
 from tvmfast.core.relax import ceildiv
 from tvmfast.profiling import networks, peak, profiler
 from tvmfast.profiling.measure import Timing
 from tvmfast.runtime.stopwatch import Call, Stopwatch
+from tvmfast.tuning import Candidate, trial
 
 AVX512 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
@@ -127,7 +131,8 @@ def test_conditions_on_loop_variables_are_exact_and_those_on_data_count_both_way
     inside = [(y, x) for y in range(8) for x in range(8) if y * 8 + x < 60 and y < x != 7]
     others = [(y, x) for y in range(8) for x in range(8) if y * 8 + x < 60 and not y < x != 7]
     found = costs.count(known)
-    assert found == {"flops": len(inside), "reads": 4 * min(64, len(inside) + len(others)), "writes": 4 * 60}
+    assert (found["flops"], found["int_ops"], found["writes"]) == (len(inside), 0, 4 * 60)
+    assert found["reads"] == 4 * min(64, len(inside) + len(others))
 
     @T.prim_func(s_tir=True)
     def data(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32"), n: T.Buffer((1,), "int32")):
@@ -149,7 +154,42 @@ def test_a_loop_as_long_as_the_one_outside_says_is_a_triangle():
             for j in range(i):
                 b[i] = b[i] + a[i, j]
 
-    assert costs.count(triangle) == {"flops": 28, "reads": 4 * 28, "writes": 4 * 8}
+    wanted = {"flops": 28, "bf16_flops": 0, "int_ops": 0, "reads": 4 * 28, "writes": 4 * 8}
+    assert costs.count(triangle) == wanted
+
+
+def test_integers_count_in_values_and_not_in_indices_and_conditions():
+    @T.prim_func(s_tir=True)
+    def mixed(a: T.Buffer((8,), "int32"), b: T.Buffer((8,), "int32"), c: T.Buffer((8,), "float32")):
+        for i in range(8):
+            b[(i + 1) % 8] = T.max(a[i * 3 % 8] * T.int32(2) + T.int32(1), a[i])  # 3
+            if i * 2 < 8:
+                c[i + 4] = T.Select(i + 1 > 2, c[i * 2] + T.float32(1), T.float32(0))
+
+    found = costs.count(mixed)
+    assert (found["int_ops"], found["flops"], found["bf16_flops"]) == (3 * 8, 2, 0)
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_a_convolution_of_bytes_counts_its_products_and_sums(name):
+    """By the instruction of any CPU: 2 for each product, none in vain here; each byte once; int16 takes two."""
+    target = str(resolve_target({"kind": "llvm", **({"mtriple": "x86_64-linux-gnu"} | CPUS[name][0])}))
+    workload = Convolution((1, 32, 8, 8), (32, 32, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1, True, "uint8")
+    config = {"family": "dot_conv", "instruction": name, "tile_ow": 4, "tile_oc": 1, "loop_order": "rows"}
+    found = costs.count(trial.kernel(Candidate(workload, config, target))["main"])
+    weights = 32 * 32 * 9 * (2 if "maddwd" in name else 1)
+    assert found["int_ops"] == 2 * 32 * 32 * 9 * 8 * 8 and found["flops"] == 0
+    assert (found["reads"], found["writes"]) == (32 * 8 * 8 + weights, 4 * 32 * 8 * 8)
+
+
+def test_products_of_pairs_are_among_the_flops():
+    """Of whole tiles: a product and a sum for each weight and row."""
+    mod, params = tvmfast.from_pytorch(nn.Linear(64, 64, bias=False).eval(), {"x": (8, 64)})
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4"}
+    lib = tvmfast.build(mod, params, target, records=False, dtype="bfloat16")
+    (cost,), (config,) = lib.graph["costs"].values(), lib.kernels.config
+    rows, columns = (ceildiv(n, config[tile]) * config[tile] for n, tile in ((8, "tile_m"), (4, "tile_n")))
+    assert cost["bf16_flops"] == cost["flops"] == 2 * rows * columns * 16 * 64
 
 
 def test_operators_are_those_that_a_kernel_fuses(small):
@@ -276,12 +316,12 @@ def test_a_profile_has_all_kernels_of_the_network(profiled, lib):
         assert "with the stopwatch" in text and "conv2d + add + add + relu" in text
 
 
-def invented_profile() -> profiler.Profile:
+def invented_profile(**counts) -> profiler.Profile:
     """A profile of two runs with invented times: conv 2 and 4 ms in two calls each, dense 1 ms."""
     names = {"conv": (10**8, 10**6), "dense": (10**5, 10**7)}
     graph = {
         "kernels": {"conv": {"family": "winograd", "m": 4}, "dense": {"family": "none"}},
-        "costs": {k: {"flops": f, "reads": b, "writes": 0, "operators": [k]} for k, (f, b) in names.items()},
+        "costs": {k: {"flops": f, "reads": b, "writes": 0, "operators": [k], **counts} for k, (f, b) in names.items()},
         "nodes": [
             {"kernel": k, "makes": [{"shape": [1, n]}]}
             for n, k in enumerate(("conv", "relax.reshape", "conv", "dense"))
@@ -380,3 +420,15 @@ def test_tvm_takes_half_of_the_processors_unless_it_is_told(python):
 def test_the_pass_that_notes_operators_stands_behind_fuse_ops():
     names = [str(step.info.name) for step in pipeline.passes(BuildContext(machine.host_target()))]
     assert names[names.index("FuseOps") + 1] == "NoteOperators"
+
+
+def test_the_limit_adds_the_times_of_all_kinds_at_their_peaks(monkeypatch):
+    monkeypatch.setattr(peak, "int8_ops", lambda: 400e9)
+    monkeypatch.setattr(peak, "bf16_flops", lambda: 200e9)
+    profile = invented_profile(int_ops=8 * 10**8, bf16_flops=4 * 10**7)
+    conv = profile.kernels["conv"]
+    seconds = 2 * (6e7 / 100e9 + 4e7 / 200e9 + 8e8 / 400e9)
+    assert conv.limit == pytest.approx(seconds) and conv.bound == "compute"
+    assert profile.dots[0][0] == 2 * (10**8 + 8 * 10**8)
+    assert list(profile.frame()["int Mop"]) == [1600, 800] and "int Gop/s" in profile.frame()
+    assert "int Mop" not in invented_profile().frame()

@@ -15,7 +15,7 @@ from agreement import close
 from fake_runner import TARGET, WORKLOADS, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from testing import sampled
+from testing import sampled, unlimited
 
 import tvmfast
 from tvmfast.compiler import records
@@ -342,6 +342,7 @@ print(os.wait()[1], os.wait()[1])
 """
 
 
+@unlimited
 def test_processes_that_append_at_once_lose_and_tear_nothing(tmp_path):
     path = tmp_path / "records.jsonl"
     assert run(APPEND, RECORDS=str(path)) == ["0 0"]

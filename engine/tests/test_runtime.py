@@ -396,7 +396,7 @@ def test_a_manifest_that_is_none(copy, text):
         ({"versions": {"apache-tvm": "0.18.0"}}, RuntimeError, "was built with apache-tvm 0.18.0; here is apache-tvm"),
         ({"architecture": "riscv64"}, RuntimeError, "cannot run here: it is built for riscv64, this machine is"),
         ({"instruction_sets": ["avx", "avx9000"]}, RuntimeError, "cannot run here: it uses .*avx9000, which this CPU"),
-        ({"target": {"kind": "cuda"}}, ValueError, "not of kind llvm"),
+        ({"target": {"kind": "opencl"}}, ValueError, "not of kind llvm or cuda"),
         ({"target": {}}, ValueError, "not of kind llvm"),
         ({"target": "llvm"}, ValueError, "is not of format"),
     ],

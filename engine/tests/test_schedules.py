@@ -426,7 +426,7 @@ def test_norms_of_groups():
         lib = tvmfast.build(*tvmfast.from_pytorch(Function(net).eval(), {"x": shape}))
         # A kernel multiplies x by a factor and adds a number, as PyTorch's do: it rounds at the size of the product.
         largest = float(x.abs().max() * weight.abs().max())
-        close(lib(x.numpy()), reference(net, x).values, terms=x[0, 0].numel(), scale=largest)
+        close(lib(x.numpy()), reference(net, x).values, terms=x[0].numel(), scale=largest)
 
 
 BY_THEIR_OWN = {  # norms, and shapes

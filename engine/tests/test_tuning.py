@@ -24,6 +24,8 @@ from tvm import te
 
 import tvmfast
 from tvmfast.compiler import records
+from tvmfast.compiler.build import resolve_target
+from tvmfast.compiler.schedule.rules import RULES
 from tvmfast.compiler.schedule.workloads.conv2d import Convolution
 from tvmfast.compiler.schedule.workloads.dense import Dense
 from tvmfast.core import machine
@@ -257,7 +259,8 @@ def test_a_task_whose_configs_all_fail_is_given_up_after_some_batches():
 
 def test_features_are_finite_and_as_many_for_every_workload():
     lengths = set()
-    for workload in [*WORKLOADS.values(), *CONVOLUTIONS.values(), Dense(7, 33, 5)]:
+    of_bytes = [workload for name in ("dot_conv", "dot_matmul") for workload in RULES[name].EXAMPLES]
+    for workload in [*WORKLOADS.values(), *CONVOLUTIONS.values(), Dense(7, 33, 5), *of_bytes]:
         space = workload.configs(VECTORS)
         for config in [space[0], *random.Random(0).sample(space, min(8, len(space)))]:
             values = features(workload, config, VECTORS, 2)
@@ -658,6 +661,65 @@ def test_a_network_is_tuned_and_built_with_what_was_found(small, tmp_path, monke
         assert tvmfast.build(*batch, records=more).tuned == (
             f"{path}: none for this network and target" if more else ""
         )
+
+
+def network_of_bytes() -> tuple:
+    """A convolution of an image, one of bytes, one pointwise, and a product, in int8; and samples."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 24, 3), nn.ReLU(), nn.Conv2d(24, 40, 1), nn.Flatten(),
+        nn.Linear(40 * 25, 40),
+    )  # fmt: skip
+    samples = [np.random.default_rng(n).standard_normal((1, 3, 14, 14), dtype="float32") for n in range(2)]
+    return tvmfast.quantize(*tvmfast.from_pytorch(net.eval(), {"x": (1, 3, 14, 14)}), samples), samples
+
+
+@pytest.mark.alone
+def test_kernels_of_bytes_are_tuned_and_compute_the_same_bits(tmp_path):
+    (mod, params), (x, _) = network_of_bytes()
+    found = tasks(mod, params)
+    assert {each.workload.dtype for each in found} == {"uint8"} and len(found) == 4
+    assert all(len(each.space) > 1 for each in found)
+    path = tmp_path / "tuning.jsonl"
+    with LocalRunner(timeout=60) as runner:
+        tvmfast.tune(mod, params, records=path, trials=12, seed=0, runner=runner)
+    assert {each.error for each in trials_of(path)} == {None}, "each result was exactly NumPy's"
+    lib = tvmfast.build(mod, params, records=path)
+    assert lib.tuned == f"{path}: 4 of this target"
+    best = records.best(records.read(path))
+    used = {records.key(each) for each in lib.graph["kernels"].values()}
+    assert {records.key(each.config) for each in best.values()} <= used
+    np.testing.assert_array_equal(lib(x), tvmfast.build(mod, params, records=False)(x))
+
+
+def test_other_configs_of_bytes_compute_the_same_bits():
+    """Whatever a tuning chooses: the last config of each space."""
+    (mod, params), (x, _) = network_of_bytes()
+    chosen = [records.new_record(each.workload, TARGET, each.space[-1], (1e-3,)) for each in tasks(mod, params)]
+    assert [records.parse(str(each)) for each in chosen] == chosen
+    lib = tvmfast.build(mod, params, records=chosen)
+    assert lib.tuned == f"records: {len(chosen)} of this target"
+    np.testing.assert_array_equal(lib(x), tvmfast.build(mod, params, records=False)(x))
+
+
+def test_records_by_another_instruction_are_not_used():
+    """Cascade Lake has the registers of Skylake, and vpdpbusd besides."""
+    (mod, params), _ = network_of_bytes()
+    target, other = (
+        str(resolve_target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}))
+        for mcpu in ("skylake-avx512", "cascadelake")
+    )
+    for measured_for, used in ((other, False), (target, True)):
+        of_each = tasks(mod, params, json.loads(measured_for))
+        dot = simd_of(tvm.target.Target(json.loads(measured_for))).dot
+        last = [[config for config in each.space if config["instruction"] == dot][-1] for each in of_each]
+        found = [
+            records.new_record(each.workload, measured_for, config, (1e-3,))
+            for each, config in zip(of_each, last, strict=True)
+        ]
+        lib = tvmfast.build(mod, params, json.loads(target), records=found)
+        assert ("none for this network" in lib.tuned) != used
+        assert {config.get("instruction") for config in lib.kernels.config} - {None} == {"vpmaddwd 512"}
 
 
 # ---------------------------------------------------------------- the command line

@@ -8,10 +8,13 @@ and pipeline: `relay.build` at opt level 3 is `tn.build`.
 
 relay           `tvm.relay`: expressions, operators, text format, passes, builds, networks
 autotvm         `tvm.autotvm`
+auto_scheduler  `tvm.auto_scheduler`
+te              TE schedules, `tvm.lower`, `tvm.build`
 tools           `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
 graph_executor  the graph executor and its debugger
 targets         target strings, target helpers, and devices, as scripts write them
 context         `PassContext` with Relay's pass names and removed options
+remote          sessions with other machines, and graph executors there
 modules         the old modules that `enable` installs
 patches         the attributes of current TVM that `enable` adds or replaces
 removed         names.csv: what became of each name, and the errors for unsupported ones

@@ -1,8 +1,11 @@
 """`tvm.transform.PassContext` as old scripts use it: opt levels, Relay's pass names, removed options."""
 
+import contextlib
 import contextvars
 import threading
+import time
 import warnings
+from collections.abc import Iterator
 
 import tvm
 
@@ -34,7 +37,12 @@ def opt_level() -> int:
 
 def instruments() -> list:
     """Return the instruments of the innermost active PassContext, which Relay's passes notify too."""
-    return _instruments.get(id(_stack()[-1]), []) if _stack() else []
+    return _instruments.get(_key(), [])
+
+
+def _key() -> int:
+    """Return the key of the innermost active PassContext in `_instruments`; 0 outside of any."""
+    return id(_stack()[-1]) if _stack() else 0
 
 
 def patches() -> list:
@@ -45,22 +53,30 @@ def patches() -> list:
 
     def context_init(self, *args, **kwargs):
         given = arguments(*args, **kwargs)
-        _instruments[id(self)] = list(given["instruments"] or ())
+        _instruments.pop(id(self), None)  # of a context that is no more
+        if given["instruments"]:
+            _instruments[id(self)] = list(given["instruments"])
         init(self, **given)
 
     def context_enter(self):
+        entered = enter(self)  # an instrument may raise an error
         _entered.stack = [*_stack(), self]
-        return enter(self)
+        return entered
 
     def context_leave(self, *error):
         _entered.stack = _stack()[:-1]
         return leave(self, *error)
 
+    def override_instruments(self, new):
+        _instruments[_key()] = list(new or ())
+        return override(self, new or [])
+
     return [
         (pass_context, "__init__", context_init),
         (pass_context, "__enter__", context_enter),
         (pass_context, "__exit__", context_leave),
-        (pass_context, "override_instruments", lambda self, new: override(self, new or [])),
+        (pass_context, "override_instruments", override_instruments),
+        (tvm.instrument, "PassTimingInstrument", PassTimingInstrument),
     ]
 
 
@@ -74,7 +90,7 @@ def arguments(opt_level=2, required_pass=None, disabled_pass=None, instruments=N
             current = name.replace("tir.", "tirx.", 1)
         if current in options:
             current_config[current] = value
-        else:
+        elif name != "relay.backend.use_auto_scheduler":  # `auto_scheduler.ApplyHistoryBest` decides that
             _warn(name)
     required, disabled = (
         [new for old in given or () for new in PASSES.get(old, [old])]
@@ -88,3 +104,74 @@ def _warn(name: str) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(f"PassContext: the option {name!r} no longer exists and is left out", stacklevel=4)
+
+
+# ---------------------------------------------------------------- instruments
+
+
+@contextlib.contextmanager
+def without_instruments(but=()) -> Iterator[None]:
+    """Enter a context like the current one, in which no instrument hears of passes `but` these.
+
+    It is for passes on Relax: instruments of old scripts know Relay's modules.
+    """
+    current = tvm.transform.PassContext.current()
+    passes = {
+        "required_pass": [str(name) for name in current.required_pass],
+        "disabled_pass": [str(name) for name in current.disabled_pass],
+    }
+    level, config = int(current.opt_level), dict(current.config)
+    with tvm.transform.PassContext(level, **passes, instruments=list(but) or None, config=config):
+        yield
+
+
+def timing_instruments() -> list:
+    """Return those of `instruments` that time passes, of whatever modules."""
+    return [each for each in instruments() if isinstance(each, PassTimingInstrument)]
+
+
+@tvm.instrument.pass_instrument
+class PassTimingInstrument:
+    """`tvm.instrument.PassTimingInstrument`: times Relay's passes and TVM's.
+
+    `render` returns the times of the last context, a line for each pass, indented below the pass that ran it;
+    those of a build are its passes on Relax.
+    """
+
+    def __init__(self):
+        self._passes, self._running = [], []  # of each: depth, name, seconds in it, seconds in those below
+        self._contexts = 0  # that it is in, one in the other
+
+    def enter_pass_ctx(self) -> None:
+        """Forget the times of an earlier context."""
+        if not self._contexts:
+            self._passes, self._running = [], []
+        self._contexts += 1
+
+    def exit_pass_ctx(self) -> None:
+        """Leave a context."""
+        self._contexts -= 1
+
+    def run_before_pass(self, _mod, info) -> None:
+        """Start timing a pass."""
+        timed = {"name": info.name, "depth": len(self._running), "inside": 0.0}
+        self._passes.append(timed)
+        self._running.append(timed)
+        timed["spent"] = -time.perf_counter()
+
+    def run_after_pass(self, _mod, _info) -> None:
+        """Stop timing it."""
+        timed = self._running.pop()
+        timed["spent"] += time.perf_counter()
+        if self._running:
+            self._running[-1]["inside"] += timed["spent"]
+
+    def render(self) -> str:
+        """Return the microseconds of each pass, those outside the passes that it ran, and its share."""
+        done = [timed for timed in self._passes if timed not in self._running]
+        total = sum(timed["spent"] for timed in done if not timed["depth"]) or 1.0
+        return "".join(
+            f"{'    ' * timed['depth']}{timed['name']}: {1e6 * timed['spent']:.0f}us "
+            f"[{1e6 * (timed['spent'] - timed['inside']):.0f}us] ({100 * timed['spent'] / total:.2f}%)\n"
+            for timed in done
+        )

@@ -15,8 +15,10 @@ from tvm.runtime.module import BenchmarkResult
 
 from tvmfast.core.specs import dtype_of, require_dense
 from tvmfast.profiling import profiler
-from tvmfast.runtime.compiled import Compiled
+from tvmfast.runtime.compiled import Compiled, CompiledForGPU
 from tvmfast.runtime.tensors import contiguous
+
+from .targets import name_of, runs_on
 
 
 class GraphModule:
@@ -30,6 +32,7 @@ class GraphModule:
             raise TypeError(f"GraphModule: expected lib['default'](dev), got {type(module).__name__}")
         self.module = self
         self._compiled = module
+        self._device = getattr(module, "device", None) or tvm.cpu()
         self._values, self._params = {}, {}  # tensors by name: inputs, replaced parameters
         self._outputs = None
 
@@ -78,19 +81,24 @@ class GraphModule:
             raise ValueError(f"input {name!r}: expected the shape {shape}, got {tuple(value.shape)}")
         if dtype_of(value) != dtype:
             raise ValueError(f"input {name!r}: expected the dtype {dtype}, got {dtype_of(value)}")
-        copy = tvm.runtime.tensor(value if isinstance(value, np.ndarray) else value.numpy())
+        copy = tvm.runtime.tensor(value if isinstance(value, np.ndarray) else value.numpy(), self._device)
         (self._values if name in self._specs() else self._params)[name] = copy
 
     def set_input_zero_copy(self, key, value: tvm.runtime.Tensor) -> None:
         """Make every later run read this input from the memory of `value`.
 
         Raises:
-            ValueError: `value` is not a contiguous, aligned tensor of the input's shape and dtype.
+            ValueError: `value` is not a contiguous, aligned tensor of the input's shape and dtype where the
+                network runs.
         """
         self.set_input(key, value)
-        if not isinstance(value, tvm.runtime.Tensor) or contiguous(value) is not value:
+        is_there = isinstance(value, tvm.runtime.Tensor) and value.device == self._device
+        if not is_there or (
+            contiguous(value) is not value if self._device == tvm.cpu() else not value.is_contiguous()
+        ):
+            where = "" if self._device == tvm.cpu() else f" on {name_of(self._device)}"
             raise ValueError(
-                f"input {key!r}: expected a tensor of tvm.nd, contiguous and aligned, to read in place"
+                f"input {key!r}: expected a tensor of tvm.nd{where}, contiguous and aligned, to read in place"
             )
         name = self._name(key)
         (self._values if name in self._specs() else self._params)[name] = value
@@ -107,7 +115,7 @@ class GraphModule:
     def _value(self, name):
         if name not in self._values:
             spec = self._specs()[name]
-            self._values[name] = tvm.runtime.tensor(np.zeros(spec.shape, spec.dtype))
+            self._values[name] = tvm.runtime.tensor(np.zeros(spec.shape, spec.dtype), self._device)
         return self._values[name]
 
     def get_output(self, index: int, out=None):
@@ -151,24 +159,14 @@ class GraphModule:
         """Return a function that times the method `func_name`.
 
         Called with that method's arguments, it returns a BenchmarkResult of `repeat` means, each of at least
-        `number` calls and `min_repeat_ms` milliseconds, in seconds per call.
+        `number` calls and `min_repeat_ms` milliseconds, in seconds per call. On a GPU, the time ends when it
+        has finished the last call.
         """
-        function = self[func_name]
-
-        def evaluate(*args):
-            function(*args)
-            results = []
-            for _ in range(repeat):
-                calls, spent = 0, 0.0  # spent: seconds
-                while calls < number or 1e3 * spent < min_repeat_ms:
-                    start = time.perf_counter()
-                    for _ in range(number):
-                        function(*args)
-                    spent, calls = spent + time.perf_counter() - start, calls + number
-                results.append(spent / calls)
-            return BenchmarkResult(results)
-
-        return evaluate
+        remotely = getattr(self._compiled, "time_remotely", None)
+        if func_name == "run" and remotely:
+            values = [self._value(name) for name in self._specs()]
+            return lambda: remotely(values, self._params, number, repeat, min_repeat_ms)
+        return timed(self[func_name], self._device, number, repeat, min_repeat_ms)
 
     def benchmark(
         self, device=None, func_name="run", repeat=5, number=5, min_repeat_ms=None, end_to_end=False, **inputs
@@ -192,6 +190,27 @@ class GraphModule:
 
     def __repr__(self) -> str:
         return f"GraphModule({self._compiled!r})"
+
+
+def timed(function, device, number=10, repeat=1, min_repeat_ms=0):
+    """Return a function that times calls of `function`, as `GraphModule.time_evaluator` does."""
+
+    def evaluate(*args):
+        function(*args)
+        device.sync()
+        results = []
+        for _ in range(repeat):
+            calls, spent = 0, 0.0  # spent: seconds
+            while calls < number or 1e3 * spent < min_repeat_ms:
+                start = time.perf_counter()
+                for _ in range(number):
+                    function(*args)
+                device.sync()
+                spent, calls = spent + time.perf_counter() - start, calls + number
+            results.append(spent / calls)
+        return BenchmarkResult(results)
+
+    return evaluate
 
 
 class GraphModuleDebug(GraphModule):
@@ -293,15 +312,15 @@ class Report:
 
 def create(graph_json_str, libmod, device=None, dump_root=None) -> GraphModule:
     """`graph_executor.create(graph, lib, dev)`, or `create(lib["default"], dev)`."""
-    return GraphModule(_runnable(graph_json_str, libmod))
+    return GraphModule(_runnable(graph_json_str, libmod, device))
 
 
 def create_debug(graph_json_str, libmod, device=None, dump_root=None) -> GraphModuleDebug:
     """`debug_executor.create(graph, lib, dev)`, or `create(lib["default"], dev)`."""
-    return GraphModuleDebug(_runnable(graph_json_str, libmod), device, graph_json_str, dump_root)
+    return GraphModuleDebug(_runnable(graph_json_str, libmod, device), device, graph_json_str, dump_root)
 
 
-def _runnable(graph, lib) -> Compiled | GraphModule:
+def _runnable(graph, lib, device) -> Compiled | GraphModule:
     if callable(graph):
         return graph(lib)
     compiled = getattr(lib, "compiled", lib)
@@ -309,6 +328,7 @@ def _runnable(graph, lib) -> Compiled | GraphModule:
         raise TypeError(f"create: expected the library that relay.build gave, got {type(lib).__name__}")
     if isinstance(graph, str) and json.loads(graph) != json.loads(graph_json(compiled)):
         raise ValueError("create: the graph is not that of the library; take both from one relay.build")
+    runs_on(compiled, device)
     return compiled
 
 
@@ -350,12 +370,17 @@ def graph_json(compiled: Compiled) -> str:
     heads = [[entries[name][0], position, 0] for name, position in graph["heads"] if name in entries]
     attrs = {
         "dltype": ["list_str", dtypes],
-        "device_index": ["list_int", [1] * len(shapes)],
+        "device_index": ["list_int", [_device_type(compiled)] * len(shapes)],
         "storage_id": ["list_int", list(range(len(shapes)))],
         "shape": ["list_shape", shapes],
     }
     lists = {"nodes": nodes, "arg_nodes": arguments, "heads": heads}
     return json.dumps({**lists, "attrs": attrs, "node_row_ptr": node_row_ptr}, indent=2)
+
+
+def _device_type(compiled: Compiled) -> int:
+    device = tvm.cuda() if isinstance(compiled, CompiledForGPU) else tvm.cpu()
+    return int(device.dlpack_device_type())
 
 
 def params_of(values: Mapping) -> dict:

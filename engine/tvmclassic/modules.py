@@ -11,9 +11,10 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import autotvm, graph_executor, targets
-from .relay import build, frontend, functor, ir, ops, testing, transform, ty
+from . import auto_scheduler, autotvm, graph_executor, remote, targets
+from .relay import build, frontend, functor, ir, ops, quantize, rewrites, testing, transform, ty, vm
 from .removed import StubModule, named
+from .te import names as te_names
 from .tools import relay_viz, tvmc, tvmc_command
 
 try:
@@ -46,17 +47,20 @@ def modules() -> dict[str, StubModule]:
 
 def spaces() -> dict[str, dict]:
     """Return the contents of each old module: {module name: {attribute name: value}}."""
-    nn, image = ops.module("nn."), ops.module("image.")
+    nn = {**ops.module("nn."), "sparse_dense": ops.sparse.sparse_dense}
+    image, qnn = ops.module("image."), ops.module("qnn.")
     exprs = named(
         ir, "Expr RelayExpr Var Constant Call Tuple TupleGetItem TupleWrapper Let If Function var const"
     )
     types = named(ty, "TensorType TupleType FuncType Any")
     params = named(tvm.runtime, "save_param_dict load_param_dict")
     building = {
-        **named(build, "build create_executor optimize"),
-        "GraphExecutor": build.Executor,
+        **named(build, "build optimize"),
+        "create_executor": vm.create_executor,
+        "GraphExecutor": vm.Executor,
         "build_config": tvm.transform.PassContext,
     }
+    registering = named(rewrites, "register_alter_op_layout")
     analysis = {
         "free_vars": ir.free_vars,
         "post_order_visit": functor.post_order_visit,
@@ -99,7 +103,12 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.nn": nn,
         "tvm.relay.image": image,
         "tvm.relay.annotation": ops.module("annotation."),
-        "tvm.relay.op": {"get": _operator, "Op": ir.Op, **ops.module("")},
+        "tvm.relay.qnn": qnn,
+        "tvm.relay.qnn.op": {**qnn, "requantize_config": ops.qnn.requantize_config},
+        "tvm.relay.qnn.transform": transform.QNN,
+        "tvm.relay.quantize": quantize.NAMES,
+        "tvm.relay.op": {"get": _operator, "Op": ir.Op, **registering, **ops.module("")},
+        "tvm.relay.op.op": {"get": _operator, "Op": ir.Op, **registering},
         "tvm.relay.op.nn": nn,
         "tvm.relay.op.image": image,
         "tvm.relay.expr": exprs,
@@ -115,6 +124,8 @@ def spaces() -> dict[str, dict]:
         "tvm.relay.build_module": {**building, "bind_params_by_name": functor.bind},
         "tvm.relay.param_dict": params,
         "tvm.relay.backend": build.BACKEND,
+        "tvm.relay.loops": {"while_loop": functor.while_loop},
+        **vm.NAMESPACES,
         "tvm.contrib.graph_executor": executor,
         "tvm.contrib.graph_runtime": executor,
         "tvm.contrib.debugger": {},
@@ -125,11 +136,14 @@ def spaces() -> dict[str, dict]:
         **{f"tvm.contrib.{old}": _public(f"tvm.support.{new}") for old, new in SUPPORT.items()},
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
+        **te_names.spaces(),
         **autotvm.NAMESPACES,
+        **auto_scheduler.NAMESPACES,
+        "tvm.autotvm.measure": {**autotvm.NAMESPACES["tvm.autotvm.measure"], **remote.NAMES},
+        "tvm.autotvm.measure.measure_methods": remote.NAMES,
         **tvmc.NAMESPACES,
         **tvmc_command.NAMESPACES,
         **({} if TESTING else dict.fromkeys(("tvm.testing", "tvm.testing.utils"), _TESTING)),
-        "tvm.auto_scheduler": {},  # an AutoTVM tutorial imports it without using it
     }
 
 

@@ -15,14 +15,15 @@ from IPython.display import HTML
 from pandas.io.formats.style import Styler
 
 from . import graph_executor, modules, patches, removed
-from .relay import build, ops, transform
+from .relay import build, ops, transform, vm
 
 KINDS = ("calls", "methods", "autotvm", "passes", "operators", "gone")
 _ABOUT = {
     "calls": "Functions and classes. A module with several names is listed once: `relay.op.nn.conv2d` is "
     "`relay.nn.conv2d`, `relay.expr.Call` is `relay.Call`, `graph_runtime` is `graph_executor`.",
     "methods": "What scripts call on an array, a library and the executor.",
-    "autotvm": "AutoTVM left the loop to the script; today it is `tn.tune`, whose records `tn.build` takes.",
+    "autotvm": "AutoTVM and Ansor left the loop to the script; today it is `tn.tune`, whose records "
+    "`tn.build` takes.",
     "passes": "Relay's passes, and those that do their work today. One without a new name leaves a module as "
     "it is.",
     "operators": "Relay's operators, and what each calls in Relax, as the translating code declares.",
@@ -35,7 +36,9 @@ _OURS = {
     graph_executor.GraphModule: "GraphModule",
     graph_executor.GraphModuleDebug: "GraphModuleDebug",
     build.ExecutorFactoryModule: "lib",
-    build.Executor: "GraphExecutor",
+    vm.Executor: "GraphExecutor",
+    vm.Executable: "tvm.runtime.vm.Executable",
+    vm.VirtualMachine: "tvm.runtime.vm.VirtualMachine",
 }
 _TVMS = {
     tvm.target.Target: "tvm.target.Target",
@@ -43,6 +46,7 @@ _TVMS = {
     tvm.IRModule: "tvm.IRModule",
     tvm.runtime.Tensor: "NDArray",
     tvm.runtime.Device: "Device",
+    tvm.runtime.Module: "Module",
     tvm.rpc.LocalSession: "tvm.rpc.LocalSession",
     tvm.rpc.RPCSession: "tvm.rpc.RPCSession",
 }
@@ -145,7 +149,7 @@ def _known() -> dict[str, str | None]:
 
 def _short(name: str) -> str:
     """Shorten a full name: tvm.relay.var to relay.var, tvm.contrib.util.tempdir to util.tempdir."""
-    return re.sub(r"^tvm\.(?=relay|autotvm)|^tvm\.contrib\.(debugger\.)?(?=\w)", "", name)
+    return re.sub(r"^tvm\.(?=relay|autotvm|auto_scheduler)|^tvm\.contrib\.(debugger\.)?(?=\w)", "", name)
 
 
 def _dotted(node) -> list[str]:

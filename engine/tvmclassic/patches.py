@@ -5,10 +5,11 @@ import inspect
 import tvm
 import tvm.rpc
 
-from . import context, targets
+from . import context, remote, targets
 from .modules import TESTING, install_request_hook, load_module
-from .relay import build, ir, transform
+from .relay import ir, transform, vm
 from .removed import missing
+from .te import names as te_names
 
 # Modules whose missing attributes raise an error that says what replaced them.
 _INCOMPLETE = (tvm, tvm.te, tvm.target, tvm.transform, tvm.contrib)
@@ -21,7 +22,9 @@ def patches() -> list[tuple[object, str, object]]:
         *context.patches(),
         *_targets(),
         *_devices(),
-        *_sessions(),
+        *te_names.patches(),
+        *remote.patches(),
+        *vm.PATCHES,
         (tvm.runtime.Tensor, "asnumpy", tvm.runtime.Tensor.numpy),
         (tvm.runtime.Tensor, "ctx", property(lambda self: self.device)),
         (tvm.runtime.Tensor, "context", property(lambda self: self.device)),
@@ -111,14 +114,14 @@ def _modules() -> list:
     ]
 
 
-# ---------------------------------------------------------------- targets, devices, sessions
+# ---------------------------------------------------------------- targets, devices
 
 
 def _targets() -> list:
     init = tvm.target.Target.__init__
 
     def target_of_string(self, target, host=None, *args):
-        init(self, targets.parse(target), *([] if host is None else [targets.parse(host)]), *args)
+        init(self, targets.with_arch(target), *([] if host is None else [targets.parse(host)]), *args)
 
     return [
         (tvm.target.Target, "__init__", target_of_string),
@@ -134,32 +137,11 @@ def _devices() -> list:
     return [
         (device, "device_type", property(lambda self: int(self.dlpack_device_type()))),
         (device, "device_id", property(lambda self: self.index)),
-        (device, "__repr__", lambda self: f"{self.__device_type_name__()}({self.index})"),
+        (device, "__repr__", targets.name_of),
         (device, "__str__", lambda self: repr(self)),
         (tvm, "device", targets.device),
         (tvm, "context", targets.device),
         (tvm, "gpu", tvm.cuda),
         (tvm, "cl", tvm.opencl),
         (tvm, "mtl", tvm.metal),
-    ]
-
-
-def _sessions() -> list:
-    remote_load, upload = tvm.rpc.LocalSession.load_module, tvm.rpc.RPCSession.upload
-
-    def load_uploaded(self, path):
-        """Load a library of relay.build or of current TVM in a session that runs in this process."""
-        return build.load_module(self._temp.relpath(path), original=lambda _: remote_load(self, path))
-
-    def upload_what_runs_there(self, data, target=None):
-        if not isinstance(self, tvm.rpc.LocalSession) and isinstance(data, str) and build.is_library(data):
-            raise NotImplementedError(
-                "remote.upload: a library of relay.build runs in the process that loads it, not over RPC; "
-                "copy the file to the other machine and run the script there"
-            )
-        return upload(self, data, target)
-
-    return [
-        (tvm.rpc.RPCSession, "upload", upload_what_runs_there),
-        (tvm.rpc.LocalSession, "load_module", load_uploaded),
     ]

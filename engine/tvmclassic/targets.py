@@ -1,12 +1,15 @@
 """Targets as old scripts write them: strings with options, per-device helpers, `target_host`; and devices."""
 
 import json
+import re
 import shlex
 import warnings
 
 import tvm
 
+from tvmfast.compiler.cuda import gpu
 from tvmfast.core import machine
+from tvmfast.runtime.compiled import Compiled, CompiledForGPU
 
 _RENAMED = {"target": "mtriple"}
 _DEVICES = {"llvm": "cpu", "c": "cpu", "stackvm": "cpu", "gpu": "cuda", "nvptx": "cuda", "cl": "opencl"}
@@ -91,7 +94,7 @@ def for_build(target=None, host=None):
     target; None means the current target context. What TVM cannot parse is returned as it is.
 
     Raises:
-        NotImplementedError: Several devices, or a target that is not for CPUs.
+        NotImplementedError: Several devices, or a target that is neither for CPUs nor of kind "cuda".
     """
     if isinstance(target, dict) and "kind" not in target:  # heterogeneous build: target by device
         kinds = list(target.values())
@@ -108,24 +111,26 @@ def for_build(target=None, host=None):
         return None
     if not isinstance(target, tvm.target.Target):
         try:
-            target = tvm.target.Target(parse(target))
+            target = create(target)
         except (ValueError, TypeError):
             return target  # tn.build raises the error
-    if target.kind.name != "llvm":
+    if target.kind.name not in ("llvm", "cuda"):
         raise NotImplementedError(
-            f"relay.build for target {target.kind.name!r}: builds are for CPUs here (kind 'llvm'); for a "
-            "GPU use tvm.compile, with the schedules of tvm.s_tir.dlight"
+            f"relay.build for target {target.kind.name!r}: builds are for CPUs (kind 'llvm') and for GPUs of "
+            "NVIDIA's (kind 'cuda'); for others use tvm.compile, with the schedules of tvm.s_tir.dlight"
         )
     if target.attrs.get("libs"):
         warnings.warn(f"target {target}: -libs is left out, as tn.build has kernels of its own", stacklevel=3)
+    if target.kind.name == "cuda":
+        return target
     # Tutorials mean this machine by "llvm" without options; TVM adds the machine's triple to it.
     elsewhere = target.attrs.get("mtriple", "") not in ("", tvm.target.Target("llvm").attrs.get("mtriple"))
     return target if elsewhere or any(target.attrs.get(name) for name in ("mcpu", "mattr")) else None
 
 
-def cuda(model: str = "unknown", arch: str = "sm_70", options=None):
-    """`tvm.target.cuda`."""
-    return tvm.target.Target({"kind": "cuda", "arch": arch})
+def cuda(model: str = "unknown", arch: str | None = None, options=None):
+    """`tvm.target.cuda`; without `arch`, that of this machine's GPU."""
+    return create({"kind": "cuda", **({"arch": arch} if arch else {})})
 
 
 def arm_cpu(model: str = "unknown", options=None):
@@ -137,4 +142,33 @@ def arm_cpu(model: str = "unknown", options=None):
 
 def create(target):
     """`tvm.target.create`."""
-    return tvm.target.Target(target)
+    return tvm.target.Target(with_arch(target))
+
+
+def with_arch(target):
+    """Return what `parse` does; "cuda" without an arch means this machine's GPU, or sm_80 without one."""
+    return gpu.with_arch(parse(target))
+
+
+def runs_on(compiled: Compiled, device=None) -> None:
+    """Check that a library runs on `device`, or on the first of several; None: wherever it can.
+
+    Raises:
+        ValueError: It is for a CPU, and the device is a GPU, or the reverse.
+        RuntimeError: TVM's, for a GPU that is not there.
+    """
+    if isinstance(device, list | tuple):
+        device = device[0]
+    if device is None:
+        return
+    on_gpu = isinstance(compiled, CompiledForGPU)
+    is_cpu = re.search(r"\bcpu\(", name_of(device))  # also of another machine: remote[1]:cpu(0)
+    if device != tvm.cuda(0) if on_gpu else not is_cpu:
+        raise ValueError(f"the library is for {'cuda(0)' if on_gpu else 'a CPU'}; got {name_of(device)}")
+    if on_gpu:
+        tvm.runtime.empty((1,), device=device)
+
+
+def name_of(device: tvm.runtime.Device) -> str:
+    """Return a device as old scripts print it: cuda(0)."""
+    return f"{device.__device_type_name__()}({device.index})"

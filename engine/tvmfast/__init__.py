@@ -25,6 +25,7 @@ PUBLIC = {
     "from_mxnet": "frontends.mxnet.importer",
     "Dim": "core.dims",
     "build": "api",
+    "quantize": "api",
     "load": "runtime.compiled",
     "compare": "profiling.measure",
     "profile": "profiling.profiler",

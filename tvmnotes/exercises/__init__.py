@@ -28,6 +28,7 @@ from . import (  # noqa: F401 (each registers its exercises)
     lesson_11,
     lesson_12,
     lesson_13,
+    lesson_14,
     lesson_15,
     lesson_16,
     lesson_17,

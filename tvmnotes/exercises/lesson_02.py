@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from tvmfast.runtime.compiled import Compiled
+
 from .. import models, vision
 from .exercise import agree, array, exercise, require
 
@@ -16,6 +18,8 @@ from .exercise import agree, array, exercise, require
 )
 def through_onnx(answer):
     """A network exported to ONNX, and compiled from there."""
+    do = "Return what tn.build returns for the file."
+    require(isinstance(answer, Compiled), "the answer", "a compiled network", type(answer).__name__, do)
     net = models.load("efficientnet_lite0")
     x = vision.preprocess(vision.open_picture(vision.sample_picture("coffee")), **net.preprocessing)
     with torch.inference_mode():

@@ -1,11 +1,14 @@
-"""Exercises of lesson 22: an operator of Relay in Relax, a script in Relay, a script for TVM alone."""
+"""Exercises of lesson 22: an operator of Relay in Relax, scripts in Relay and for TVM alone, a schedule."""
 
 import sys
 
 import numpy as np
 import torch
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
+
+from tvmfast.core import machine
 
 from .. import digits, models
 from .exercise import agree, exercise, require
@@ -109,3 +112,57 @@ def with_tvm_alone(answer):
         "the scores of 36 pictures",
         'Export tn.models.load("digits") with the shape of x.',
     )
+
+
+def _product(rows: int, columns: int, terms: int) -> tirx.PrimFunc:
+    A, B = te.placeholder((rows, terms), name="A"), te.placeholder((terms, columns), name="B")
+    k = te.reduce_axis((0, terms), name="k")
+    C = te.compute((rows, columns), lambda i, j: te.sum(A[i, k] * B[k, j], axis=k), name="C")
+    return te.create_prim_func([A, B, C])
+
+
+def _is_a_sum(block) -> bool:
+    return any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
+
+
+def _around(sch: Schedule, block) -> list[tuple[str, int]]:
+    """Return the kind and the extent of each loop around a block, from the outermost in."""
+    loops = (sch.get(loop) for loop in sch.get_loops(block))
+    return [(tirx.ForKind(int(loop.kind)).name.lower(), int(loop.extent)) for loop in loops]
+
+
+@exercise(
+    "22.4",
+    "nparts says how many steps the outer loop has. Where is the sum set to 0?",
+    "split(j, [4, None]), reorder, parallel, vectorize as in the old lines; then decompose_reduction at k.",
+    minutes=20,
+    difficulty=2,
+)
+def old_schedule(answer):
+    """An old schedule in today's calls."""
+    for rows, columns, terms in ((6, 24, 10), (5, 48, 7)):
+        what = f"a product of {rows} by {terms} and {terms} by {columns}"
+        sch = Schedule(_product(rows, columns, terms))
+        answer(sch)
+
+        rng = np.random.default_rng(rows)
+        a = rng.standard_normal((rows, terms), dtype="float32")
+        b = rng.standard_normal((terms, columns), dtype="float32")
+        result = tvm.runtime.tensor(np.full((rows, columns), np.nan, "float32"))
+        tvm.compile(sch.mod, target=machine.host_target())(*map(tvm.runtime.tensor, (a, b)), result)
+        agree(result.numpy(), a @ b, f"the result of {what}", "A schedule must not change the result.")
+
+        blocks = sch.get_child_blocks(sch.get_sblock("root"))
+        sums = next(block for block in blocks if _is_a_sum(sch.get(block)))
+        wanted = [("parallel", 4), ("serial", rows), ("serial", terms), ("vectorized", columns // 4)]
+        got = _around(sch, sums)
+        do = "Take the old lines one by one: split, order, kinds of loops. What does nparts count?"
+        require(got == wanted, f"the loops around the sums of {what}", wanted, got, do)
+        do = "The old TVM wrote it before the loop over k. Today that is a call, decompose_reduction."
+        require(len(blocks) == 2, f"the blocks of {what}", "the sums, and their start", "the sums alone", do)
+        (start,) = (block for block in blocks if not block.same_as(sums))
+        extents, wanted = [extent for _, extent in _around(sch, start)], [4, rows, columns // 4]
+        do = "Start the sums of one iteration of i: call decompose_reduction with the loop over k."
+        require(
+            extents == wanted, f"the extents of the loops around the start of {what}", wanted, extents, do
+        )

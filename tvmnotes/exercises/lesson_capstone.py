@@ -7,6 +7,7 @@ import torch
 import tvm
 from torch import nn
 from tvm import te, tirx, topi
+from tvm.tirx import ForKind
 
 from tvmfast.core import machine
 
@@ -41,6 +42,16 @@ def _to_blocks(array: np.ndarray) -> np.ndarray:
     n, channels, height, width = array.shape
     split = array.reshape(n, channels // _LANES, _LANES, height, width)
     return np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2))
+
+
+def _around_the_sums(schedule: tvm.s_tir.Schedule) -> set[ForKind]:
+    """Return the kinds of the loops around the block that adds up, `conv` or what became of it."""
+    blocks = [
+        block
+        for block in schedule.get_child_blocks(schedule.get_sblock("root"))
+        if any(axis.iter_type == tirx.IterVar.CommReduce for axis in schedule.get(block).iter_vars)
+    ]
+    return {ForKind(schedule.get(loop).kind) for block in blocks for loop in schedule.get_loops(block)}
 
 
 @exercise(
@@ -91,13 +102,14 @@ def depthwise_schedule(answer):
         do = "A schedule must not change the result; compare after each line of it."
         agree(result.numpy(), wanted, f"the result for {blocks} blocks of channels", do)
 
-        script = schedule.mod.script()
-        for word, do in (
-            ("T.parallel(", "Call parallel for a loop outside of all three blocks, or for one of each."),
-            ("T.vectorized(", "Call vectorize for the loop over c of each block."),
-            ("T.unroll(", "Split x into tiles, and call unroll for the pixels of a tile."),
+        kinds, script = _around_the_sums(schedule), schedule.mod.script()
+        for kind, do in (
+            (ForKind.PARALLEL, "Call parallel for a loop outside of all three blocks, or for one of each."),
+            (ForKind.VECTORIZED, "Call vectorize for the loop over c of each block."),
+            (ForKind.UNROLLED, "Split x into tiles, and call unroll for the pixels of a tile."),
         ):
-            require(word in script, "the loops", f"one with {word}…)", "none", do)
+            what = "the kinds of the loops around the sums"
+            require(kind in kinds, what, f"one that is {kind.name.lower()}", "none", do)
         local = re.search(r"^ *conv\w* = T\.\w*alloc_buffer\(.*scope=\"local\"", script, re.M)
         do = "Move `out` to the end of a tile with reverse_compute_at, then call set_scope for `conv`."
         require(local is not None, "the buffer of the sums", "a local one", "one in memory", do)

@@ -2,19 +2,20 @@
 
 task      tasks of a network, and their config spaces
 record    logs, and builds with their best configs
+template  `@autotvm.template`: a script's own schedules as tasks; space: the configs that it defines
 tuner     measuring, the four tuners, the progress line, the graph tuners
 """
 
 from tvmfast.compiler.records import shipped
 
 from ..removed import named
-from . import record, task, tuner
+from . import record, space, task, template, tuner
 
 
-def _templates_are_gone(*_args, **_kwargs):
+def _topi_is_gone(*_args, **_kwargs):
     raise NotImplementedError(
-        "autotvm.template: templates were TE schedules, which TVM 0.20 dropped; write the kernel in "
-        "TensorIR and tune it with tvm.s_tir.meta_schedule, or tune a network with tn.tune"
+        "autotvm.register_topi_compute: TOPI has no schedules of its own since TVM 0.20; make a task of the "
+        "computation and its schedule with @autotvm.template"
     )
 
 
@@ -28,17 +29,25 @@ _MEASURE = named(tuner, "measure_option LocalBuilder LocalRunner RPCRunner")
 _MEASURE |= named(record, "MeasureInput MeasureResult MeasureErrorNo")
 _TASK = named(task, "extract_from_program extract_from_multiple_program create Task")
 _SPACE = named(task, "ConfigSpace ConfigEntity")
+_SPACE |= named(space, "SplitEntity ReorderEntity AnnotateEntity OtherOptionEntity InstantiationError")
 _CALLBACKS = {"progress_bar": tuner.progress_bar, "log_to_file": record.log_to_file}
 _RECORD = named(record, "encode decode load_from_file pick_best")
 _GRAPH = dict.fromkeys(("DPTuner", "PBQPTuner"), tuner.GraphTuner)
 _BEST = "apply_history_best ApplyHistoryBest apply_graph_best ApplyGraphBest"
 _APPLY = dict.fromkeys(_BEST.split(), record.ApplyHistoryBest)
-_TEMPLATES = "template get_config register_topi_compute register_topi_schedule"
-_NOT_SERVED = dict.fromkeys(_TEMPLATES.split(), _templates_are_gone)
+_TEMPLATES = named(template, "template get_config")
+_NOT_SERVED = dict.fromkeys(("register_topi_compute", "register_topi_schedule"), _topi_is_gone)
 
 NAMESPACES = {
-    "tvm.autotvm": {**_MEASURE, **_APPLY, **_NOT_SERVED, **_RECORD, **named(task, "create Task")},
-    "tvm.autotvm.task": {**_TASK, **_SPACE, **_APPLY, "template": _templates_are_gone},
+    "tvm.autotvm": {
+        **_MEASURE,
+        **_APPLY,
+        **_TEMPLATES,
+        **_NOT_SERVED,
+        **_RECORD,
+        **named(task, "create Task"),
+    },
+    "tvm.autotvm.task": {**_TASK, **_SPACE, **_APPLY, **_TEMPLATES, **_NOT_SERVED},
     "tvm.autotvm.task.space": _SPACE,
     "tvm.autotvm.task.dispatcher": _APPLY,
     "tvm.autotvm.tuner": _TUNERS,

@@ -15,11 +15,12 @@ import numpy as np
 import tvm
 
 from tvmfast import tuning
-from tvmfast.compiler.records import ConfigLookup, Record, best, read, renamed
+from tvmfast.compiler.records import ConfigLookup, Record, read, renamed
 from tvmfast.core import data, machine
 
 from .. import context, targets
-from .task import ConfigEntity, Task, workload_of
+from . import task, template
+from .task import ConfigEntity, Task
 
 MeasureInput = namedtuple("MeasureInput", ["target", "task", "config"])
 MeasureResult = namedtuple("MeasureResult", ["costs", "error_no", "all_cost", "timestamp"])
@@ -29,7 +30,7 @@ _VERSION = 0.2  # of the log's lines
 class MeasureErrorNo:
     """The error codes of a MeasureResult."""
 
-    NO_ERROR, UNKNOWN_ERROR = 0, 8
+    NO_ERROR, INSTANTIATION_ERROR, UNKNOWN_ERROR = 0, 1, 8
 
 
 def seconds(result: MeasureResult) -> float:
@@ -38,10 +39,10 @@ def seconds(result: MeasureResult) -> float:
 
 
 def as_record(inp: MeasureInput, result: MeasureResult) -> Record:
-    """Convert a measurement to a `Record` of tvmfast."""
-    task = inp.task.today
+    """Convert a measurement of a network's task to a `Record` of tvmfast."""
+    today = inp.task.today
     error = str(result.costs[0]) if result.error_no else None
-    return Record(task.workload, task.target, inp.config.values, () if error else (seconds(result),), error)
+    return Record(today.workload, today.target, inp.config.values, () if error else (seconds(result),), error)
 
 
 def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
@@ -58,26 +59,44 @@ def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
 
 
 def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | None:
-    """Parse a line of `encode`; None if it is truncated or of TVM's own templates."""
+    """Parse a line of `encode`; None if it is truncated, has no times, or is of TVM's own templates."""
     try:
         given = json.loads(row)
         target, name, args, _ = given["input"]
         costs, error, spent, timestamp = given["result"]
-        config = ConfigEntity.from_json_dict(given["config"])
-        task = _task(workload_of(name, args), target)
+        costs = tuple(RuntimeError(cost) if error else float(cost) for cost in costs)
+        if not error and not (costs and all(0 < cost < float("inf") for cost in costs)):
+            return None
+        if name in template.TEMPLATES:
+            found = _of_template(name, json.dumps(args), target)
+            config = found.config_space.find(given["config"]["entity"])
+        else:
+            found = _task(task.workload_of(name, args), target)
+            config = ConfigEntity.from_json_dict(given["config"])
     except (ValueError, KeyError, TypeError, IndexError):
         return None
-    if task.config_space.index(config.values) is None:
-        config.values = renamed(config.values)  # of a log from before tvmfast's format 2 of records
-    if task.config_space.index(config.values) is None:
+    if isinstance(found, Task):
+        if found.config_space.index(config.values) is None:
+            config.values = renamed(config.values)  # of a log from before tvmfast's format 2 of records
+        if found.config_space.index(config.values) is None:
+            return None
+    if config is None:
         return None
-    costs = tuple(RuntimeError(c) for c in costs) if error else tuple(costs)
-    return MeasureInput(task.target, task, config), MeasureResult(costs, error, spent, timestamp)
+    return MeasureInput(found.target, found, config), MeasureResult(costs, error, spent, timestamp)
 
 
 @functools.lru_cache(maxsize=1024)
 def _task(workload, target: str) -> Task:
     return Task(tuning.Task(workload, 1, machine.target_json(machine.checked_target(targets.parse(target)))))
+
+
+def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
+    try:
+        return template.task_of(
+            name, args, machine.target_json(machine.checked_target(targets.parse(target)))
+        )
+    except Exception as error:  # the script's, for arguments that it does not take
+        raise ValueError(f"template {name} does not take {args}: {error}") from error
 
 
 def load_from_file(filepath):
@@ -105,19 +124,23 @@ def log_to_file(file_out, protocol="json"):
         if hasattr(file_out, "write"):
             file_out.write(lines)
             return
-        with open(file_out, "a") as file:
-            file.write(lines)
+        with open(file_out, "a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            torn = file.read() not in (b"", b"\n")  # a killed process wrote half a line
+            file.write(b"\n" * torn + lines.encode())
 
     return callback
 
 
 def pick_best(in_file, out_file) -> None:
     """Write the best measurement of each task in `in_file` to `out_file`."""
-    pairs = list(load_from_file(in_file))
-    measured = [as_record(*pair) for pair in pairs]
-    picked = {id(record) for record in best(measured).values()}
-    chosen = [pair for pair, record in zip(pairs, measured, strict=True) if id(record) in picked]
-    text = "".join(encode(*pair) + "\n" for pair in chosen)
+    fastest: dict = {}
+    for inp, result in load_from_file(in_file):
+        case = inp.task.key, inp.task.target_key
+        if not result.error_no and (case not in fastest or seconds(result) < seconds(fastest[case][1])):
+            fastest[case] = inp, result
+    text = "".join(encode(*pair) + "\n" for pair in fastest.values())
     if hasattr(out_file, "write"):
         out_file.write(text)
     else:
@@ -125,28 +148,57 @@ def pick_best(in_file, out_file) -> None:
 
 
 class ApplyHistoryBest:
-    """Context manager under which builds use the best configs of `records`.
+    """Context manager under which builds and templates use the best configs of `records`.
 
     Args:
         records: Path of an AutoTVM log or a file of `tn.tune`, or a list of paths, `Record`s or measurements.
         n_lines: Not used.
     """
 
+    source = "autotvm.apply_history_best"
+
     def __init__(self, records, n_lines=None):
         self._records: list[Record] = []
+        self._of_templates: list[tuple[MeasureInput, MeasureResult]] = []
         self.load(records)
 
     def load(self, records) -> None:
         """Add records, given as to the class."""
         for each in [records] if isinstance(records, str | os.PathLike) else records or []:
-            if isinstance(each, str | os.PathLike):
-                self._records += _read(each)
-            else:
-                self._records.append(each if isinstance(each, Record) else as_record(*each))
+            for measured in self.read(each) if isinstance(each, str | os.PathLike) else [each]:
+                if isinstance(measured, Record):
+                    self._records.append(measured)
+                elif isinstance(record := getattr(measured[0], "record", None), Record):
+                    self._records.append(record)  # of auto_scheduler.load_records
+                elif isinstance(measured[0].task, template.TemplateTask):
+                    self._of_templates.append(measured)
+                else:
+                    self._records.append(as_record(*measured))
 
-    def lookup(self, target: tvm.target.Target) -> ConfigLookup:
-        """Return the config lookup of a build for `target`."""
-        return ConfigLookup(self._records, target, "autotvm.apply_history_best")
+    def config_of(self, key: tuple, target: str):
+        """Return the fastest config of a template, given its task's `key` and target; None without one.
+
+        Records of the target itself come first, then those of another target of its kind.
+        """
+        kind = json.loads(target)["kind"]
+        ran = [
+            (i, r)
+            for i, r in self._of_templates
+            if (i.task.key, i.task.target.kind.name) == (key, kind) and not r.error_no
+        ]
+        same = [pair for pair in ran if pair[0].task.target_key == target]
+        fastest = min(same or ran, key=lambda pair: seconds(pair[1]), default=None)
+        return fastest and fastest[0].config
+
+    def lookup(self, target: tvm.target.Target) -> ConfigLookup | None:
+        """Return the config lookup of a build for `target`; None, with a warning, for a GPU."""
+        if target.kind.name != "llvm":
+            warnings.warn(
+                "autotvm: a build for a GPU takes none of the logs' configs, which are those of CPUs here",
+                stacklevel=3,
+            )
+            return None
+        return ConfigLookup(self._records, target, self.source)
 
     def __enter__(self):
         self._token = context.apply_best.set(self)
@@ -155,9 +207,9 @@ class ApplyHistoryBest:
     def __exit__(self, *error):
         context.apply_best.reset(self._token)
 
-
-def _read(file) -> list[Record]:
-    """Read the records of an AutoTVM log or a file of `tn.tune`."""
-    with open(file) as lines:
-        is_ours = lines.readline().startswith('{"format"')
-    return read(file) if is_ours else [as_record(*pair) for pair in load_from_file(file)]
+    @staticmethod
+    def read(file) -> list:
+        """Return the records of a file of `tn.tune`, or the measurements of an AutoTVM log."""
+        with open(file) as lines:
+            is_ours = lines.readline().startswith('{"format"')
+        return read(file) if is_ours else list(load_from_file(file))

@@ -13,8 +13,10 @@ from tvmfast.compiler.schedule.workloads.dense import Dense
 from tvmfast.core.machine import target_json
 
 from .. import targets
+from ..context import without_instruments
 from ..relay import ir
 from ..relay.build import relax_of
+from . import template
 
 _NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense": ("dense",)}
 
@@ -30,6 +32,16 @@ class Task:
         self.name, self.args = _described(today.workload)
         self.kwargs, self.target_host = {}, None
         self.flop, self.config_space = today.operations, ConfigSpace(today.space)
+        self.key, self.target_key = today.workload, today.target
+        self.numbers = range(len(self.config_space))
+
+    def measure(self, opened: tuning.LocalRunner, configs: list["ConfigEntity"]) -> list[tuning.Trial]:
+        """Measure configs with a runner of `tvmfast.tuning`."""
+        return opened.measure([self.today.candidate(config.values) for config in configs])
+
+    def features(self, values: dict) -> list[float]:
+        """Return what a cost model sees of a config's values."""
+        return self.today.features(values)
 
     @property
     def workload(self) -> tuple:
@@ -147,21 +159,27 @@ def _tuple(value) -> tuple[int, ...]:
 def create(task_name, args, target, target_host=None, template_key=None) -> Task:
     """`autotvm.task.create`: build a task from the name and arguments of an extracted one.
 
-    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd".
+    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd". For a
+    template of the script, give its name or the template itself, and its arguments.
 
     Raises:
         ValueError: No task has this name and these arguments.
     """
+    task_name = getattr(task_name, "template_name", task_name)
+    if task_name in template.TEMPLATES:
+        return template.TemplateTask(task_name, args, target_of(target))
     try:
-        return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(_target(target))))
+        return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(target_of(target))))
     except (ValueError, TypeError, IndexError):
         raise ValueError(
-            f"autotvm.task.create: no template {task_name!r} for {args!r}; there are conv2d_NCHWc.x86, "
+            f"autotvm.task.create: no template {task_name!r} for {args!r}; there are "
+            f"{', '.join([*template.TEMPLATES, 'conv2d_NCHWc.x86'])}, "
             "conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and dense_pack.x86, with "
             "the arguments of extracted tasks"
         ) from None
 
 
+@without_instruments()
 def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list[Task]:
     """Return a task for each distinct convolution and dense layer with known weights.
 
@@ -176,8 +194,9 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         main.infer()
         params = {p.name_hint: np.zeros(p.known_type.shape, p.known_type.dtype) for p in main.params[1:]}
-    tasks = tuning.tasks(*relax_of(mod, params), _target(target))
-    extracted = [Task(task) for task in tasks if isinstance(task.workload, Convolution | Dense)]
+    tasks = tuning.tasks(*relax_of(mod, params), target_of(target))
+    of_floats = (task for task in tasks if task.workload.dtype == "float32")
+    extracted = [Task(task) for task in of_floats if isinstance(task.workload, Convolution | Dense)]
     if ops is None:
         return extracted
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))
@@ -193,5 +212,12 @@ def extract_from_multiple_program(mods, params, target=None, target_host=None, o
     return list(by_workload.values())
 
 
-def _target(target) -> tvm.target.Target:
-    return compiler.resolve_target(targets.for_build(target))
+def target_of(target, whose="autotvm") -> tvm.target.Target:
+    """Return the target of a task, for a CPU; `whose` is the module's name, for the error."""
+    resolved = targets.for_build(target)
+    if getattr(resolved, "kind", None) and resolved.kind.name == "cuda":
+        raise NotImplementedError(
+            f"{whose} for target 'cuda': a GPU's kernels are scheduled by rule and have no configs; tune "
+            "them with tvm.s_tir.meta_schedule, and build inside `with database:`"
+        )
+    return compiler.resolve_target(resolved)

@@ -8,12 +8,11 @@ import warnings
 
 from tvmfast import tuning
 from tvmfast.core import machine
-from tvmfast.core.simd import simd_of
 from tvmfast.tuning import tuners
-from tvmfast.tuning.features import features
 
 from .record import MeasureErrorNo, MeasureInput, MeasureResult, pick_best, seconds
 from .task import ConfigEntity, Task
+from .template import REFUSED
 
 _PLAN = 8  # configs proposed at once
 
@@ -92,8 +91,7 @@ def _measure(
 ) -> list[MeasureResult | None]:
     """Measure each input; None if its processes were killed from outside, which says nothing about it."""
     start = time.time()
-    tasks = [(inp.task.today, inp.config.values) for inp in inputs]
-    trials = opened.measure([tuning.Candidate(task.workload, config, task.target) for task, config in tasks])
+    trials = inputs[0].task.measure(opened, [inp.config for inp in inputs])
     time.sleep(cooldown)
     spent = (time.time() - start) / len(trials)
     return [_result(trial, spent) for trial in trials]
@@ -103,8 +101,9 @@ def _result(trial: tuning.Trial, spent: float) -> MeasureResult | None:
     if trial.lost:
         return None
     if trial.error:
-        costs = (RuntimeError(trial.error),)
-        return MeasureResult(costs, MeasureErrorNo.UNKNOWN_ERROR, spent, time.time())
+        refused = trial.error.startswith(REFUSED)
+        code = MeasureErrorNo.INSTANTIATION_ERROR if refused else MeasureErrorNo.UNKNOWN_ERROR
+        return MeasureResult((RuntimeError(trial.error),), code, spent, time.time())
     return MeasureResult(trial.seconds, MeasureErrorNo.NO_ERROR, spent, time.time())
 
 
@@ -125,7 +124,8 @@ class Tuner:
         """Forget all results and start the search again."""
         self.best_config = self.best_measure_pair = None
         self.best_flops, self.best_iter = 0.0, 0
-        self._search, self._plan = self._begin(self.task.today.space), []
+        space = [self.task.config_space.get(number).values for number in self.task.numbers]
+        self._search, self._plan = self._begin(space), []
 
     def _begin(self, space: list[dict]) -> tuners.Tuner:
         return tuners.Grid(space)
@@ -139,24 +139,24 @@ class Tuner:
         batch = []
         while len(batch) < batch_size and self.has_next():
             self._plan = self._plan or self._search.propose(_PLAN)
-            batch.append(self.task.config_space.get(self._plan.pop(0)))
+            batch.append(self.task.config_space.get(self.task.numbers[self._plan.pop(0)]))
         return batch
 
     def update(self, inputs, results) -> None:
         """Pass measured results to the search."""
         for inp, result in zip(inputs, results, strict=True):
-            self._search.update(inp.config.index, seconds(result))
+            self._take_over(self.task, inp.config.values, seconds(result))
 
     def load_history(self, data_set, min_seed_records=500) -> None:
         """Reuse earlier measurements for the same target; configs of this task are not measured again."""
         for inp, result in data_set:
-            if inp.task.today.target == self.task.today.target:
-                self._take_over(inp.task.today.workload, inp.config.values, seconds(result))
+            if inp.task.target_key == self.task.target_key:
+                self._take_over(inp.task, inp.config.values, seconds(result))
 
-    def _take_over(self, workload, config: dict, spent: float) -> None:
-        index = self.task.config_space.index(config) if workload == self.task.today.workload else None
-        if index is not None:
-            self._search.update(index, spent)
+    def _take_over(self, task, values: dict, spent: float) -> None:
+        number = self._search.number(values) if task.key == self.task.key else None
+        if number is not None:
+            self._search.update(number, spent)
 
     def tune(self, n_trial, measure_option, early_stopping=None, callbacks=(), si_prefix="G") -> None:
         """Measure configs.
@@ -227,17 +227,14 @@ class XGBTuner(Tuner):
         super().__init__(task)
 
     def _begin(self, space):
-        workload = self.task.today.workload
-        own_features = functools.partial(self._features, workload)
-        return tuners.XGB(space, workload=workload, features=own_features, model=tuners.CostModel())
+        own = {"workload": self.task.key, "features": self.task.features}
+        return tuners.XGB(space, **own, model=tuners.CostModel())
 
-    def _features(self, workload, config: dict) -> list[float]:
-        return features(workload, config, simd_of(self.task.target), machine.threads())
-
-    def _take_over(self, workload, config, spent):
-        super()._take_over(workload, config, spent)
-        if workload != self.task.today.workload:
-            self._search.model.add(workload, self._features(workload, config), spent)
+    def _take_over(self, task, values, spent):
+        super()._take_over(task, values, spent)
+        alike = isinstance(task, Task) and isinstance(self.task, Task)  # templates have features of their own
+        if alike and task.key != self.task.key:
+            self._search.model.add(task.key, task.features(values), spent)
 
 
 def progress_bar(total, prefix="", si_prefix="G"):

@@ -9,7 +9,10 @@ lift           from Relax to Relay
 frontend       `relay.frontend`: the frontends
 transform      `relay.transform`: passes
 rewrites       the passes that Relax lacks
-build          `relay.build` and its library, `relay.create_executor`
+build          `relay.build` and its library
+vm             `relay.vm`, its executables, `relay.create_executor`
+machine        the virtual machine: branches, recursion, dims of any length
+quantize       `relay.quantize`: networks of float32 as such of int8
 functor        `relay.expr_functor`: visitors; `relay.ScopeBuilder`
 networks       the networks of `relay.testing`
 testing        `relay.testing`

@@ -1,4 +1,4 @@
-"""`relay.build` and its library, which also unpacks into graph, lib and params; `relay.create_executor`."""
+"""`relay.build` and its library, which also unpacks into graph, lib and params."""
 
 import json
 import shutil
@@ -7,7 +7,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import tvm
 
 from tvmfast.compiler import build as compiler
@@ -15,12 +14,11 @@ from tvmfast.core.data import atomic_path
 from tvmfast.runtime import compiled as runtime
 from tvmfast.runtime import saved
 
-from ..context import apply_best, opt_level
+from ..context import apply_best, opt_level, timing_instruments, without_instruments
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
-from ..targets import for_build
+from ..targets import for_build, runs_on
 from . import ir
 from .lower import to_relax
-from .ty import TensorType
 
 
 def build(
@@ -35,7 +33,7 @@ def build(
     mod_name="default",
     **_others,
 ) -> "ExecutorFactoryModule":
-    """Compile a Relay program for a CPU, at the opt level of the current `PassContext` (default 3).
+    """Compile a Relay program for a CPU or a GPU, at the opt level of the current `PassContext` (default 3).
 
     Only `ir_mod`, `target`, `params` (weights by name) and `mod_name` have an effect. Returns a library as in
     TVM 0.7 and later, which also unpacks into `graph, lib, params` as before.
@@ -43,9 +41,20 @@ def build(
     if isinstance(executor, dict):  # the position of params until TVM 0.8
         params = executor
     mod, weights = relax_of(ir_mod, params)
-    target = compiler.resolve_target(for_build(target, target_host))
+    return ExecutorFactoryModule(builder(target, target_host)(mod, weights), mod_name, ir_mod)
+
+
+def builder(target=None, host=None):
+    """Return a function that compiles `(IRModule, params)` as the current contexts say, also later."""
+    target = compiler.resolve_target(for_build(target, host), kinds=("llvm", "cuda"))
     records = apply_best.get().lookup(target) if apply_best.get() else None
-    return ExecutorFactoryModule(compiler.build(mod, weights, target, opt_level(), records), mod_name, ir_mod)
+    level = opt_level()
+
+    def compiled(mod, weights):
+        with without_instruments(but=timing_instruments()):
+            return compiler.build(mod, weights, target, level, records)
+
+    return compiled
 
 
 def relax_of(program, params=None) -> tuple[tvm.IRModule, dict]:
@@ -84,14 +93,18 @@ class ExecutorFactoryModule:
 
     def __getitem__(self, name: str):
         if name in (self.libmod_name, "default"):
-            return lambda *_devices: GraphModule(self.compiled)
+            return lambda *devices: GraphModule(self._for(devices))
         if name == "debug_create":
-            return lambda _name, *_devices: GraphModuleDebug(self.compiled)
+            return lambda _name, *devices: GraphModuleDebug(self._for(devices))
         raise AttributeError(
             f"the library has no function {name!r}; it has {self.libmod_name!r} and 'debug_create'"
         )
 
     get_function = __getitem__
+
+    def _for(self, devices) -> runtime.Compiled:
+        runs_on(self.compiled, devices or None)
+        return self.compiled
 
     def __iter__(self):
         return iter((self.graph_json, self.lib, self.params))
@@ -113,11 +126,13 @@ class ExecutorFactoryModule:
     graph_json, params = property(get_graph_json), property(get_params)
 
     def get_source(self, fmt: str = "ll") -> str:
-        """Return the kernels' LLVM IR ("ll") or assembly ("s", "asm").
+        """Return the kernels' LLVM IR ("ll") or assembly ("s", "asm"); of a library for a GPU, CUDA source.
 
         Raises:
             ValueError: The library was loaded from a file.
         """
+        if isinstance(self.compiled, runtime.CompiledForGPU):
+            return self.compiled.source()
         return self.compiled.source(fmt=fmt or "ll")
 
     imported_modules = property(lambda self: [])
@@ -158,9 +173,10 @@ def load_module(path, fmt: str = "", original=None):
         return ExecutorFactoryModule(runtime.load(folder))
 
 
-def is_library(path) -> bool:
-    """Return whether `export_library` of this package wrote the file."""
-    return Path(path).is_file() and "manifest.json" in _unpack(Path(path))
+def parts_of(path) -> dict[str, bytes]:
+    """Return the files in a library of `export_library`, by name; {} for any other file."""
+    parts = _unpack(Path(path)) if Path(path).is_file() else {}
+    return parts if "manifest.json" in parts else {}
 
 
 _PARTS = (*saved.FILES, "manifest.json")  # library first
@@ -178,57 +194,6 @@ def _unpack(file: Path) -> dict[str, bytes]:
     if "manifest.json" in parts:
         parts["lib.so"] = file.read_bytes()[: json.loads(parts["manifest.json"])["files"]["lib.so"]["size"]]
     return parts
-
-
-# ---------------------------------------------------------------- create_executor
-
-
-class Executor:
-    """The result of `relay.create_executor`: `evaluate()` returns the program as a Python function."""
-
-    def __init__(self, kind="graph", mod=None, device=None, target=None, params=None):
-        if kind not in ("graph", "vm", "debug", "aot"):
-            raise ValueError(f"create_executor: expected the kind graph, vm, aot or debug; got {kind!r}")
-        self.mod, self.target = mod, target
-        self.params = params
-
-    def evaluate(self, expr=None, binds=None):
-        """Return the program, or `expr`, as a function of its inputs; without inputs, compute its value."""
-        program = self.mod if expr is None or isinstance(expr, tvm.ir.GlobalVar) else expr
-        if isinstance(program, ir.Expr) and not isinstance(program, ir.Function):
-            program = ir.Function(ir.free_vars(program), program)
-            if not program.params or binds:
-                named = {v.name_hint: array for v, array in (binds or {}).items()}
-                return self._function(program)(**named)
-        return self._function(program)
-
-    def _function(self, program):
-        main = program["main"] if isinstance(program, ir.IRModule) else program
-        level = opt_level()
-        libraries = {}  # "lib", from the first run on
-
-        def run(*args, **kwargs):
-            names = [param.name_hint for param in main.params]
-            arrays = {**dict(zip(names, args, strict=False)), **(self.params or {}), **kwargs}
-            for param in main.params:  # a missing type is taken from the argument
-                if param.type_annotation is None and param.name_hint in arrays:
-                    array = arrays[param.name_hint]
-                    array = array if hasattr(array, "shape") else np.asarray(array)
-                    param.type_annotation = TensorType(array.shape, array.dtype)
-            if "lib" not in libraries:
-                with tvm.transform.PassContext(opt_level=level):
-                    libraries["lib"] = build(program, self.target, params=self.params)
-            module = GraphModule(libraries["lib"].compiled)
-            module.run(**arrays)
-            outputs = [module.get_output(i) for i in range(module.get_num_outputs())]
-            return outputs if libraries["lib"].compiled.graph["tuple"] else outputs[0]
-
-        return run
-
-
-def create_executor(kind="graph", mod=None, device=None, target="llvm", params=None, ctx=None) -> Executor:
-    """`relay.create_executor(kind, mod=…, device=…, target=…).evaluate()(x)`."""
-    return Executor(kind, mod, device or ctx, target, params)
 
 
 def optimize(mod, target=None, params=None):

@@ -4,10 +4,12 @@ from tvmfast.core.specs import TensorSpec
 from tvmfast.frontends.mxnet import importer
 
 from .. import removed
+from ..context import without_instruments
 from .ir import IRModule
 from .lift import from_relax
 
 
+@without_instruments()
 def from_pytorch(script_module, input_infos, custom_convert_map=None, default_dtype="float32", **_options):
     """Import a traced, scripted or untraced PyTorch module; return a Relay module and its params by name.
 
@@ -25,6 +27,7 @@ def _spec(name, info, dtype):
     return TensorSpec(name, tuple(int(n) for n in info), dtype)
 
 
+@without_instruments()
 def from_onnx(model, shape=None, dtype="float32", opset=None, freeze_params=False, **_options):
     """Import an ONNX model or file; return a Relay module and its params by name.
 
@@ -35,6 +38,7 @@ def from_onnx(model, shape=None, dtype="float32", opset=None, freeze_params=Fals
     return _both(onnx.from_onnx(model, {k: tuple(v) for k, v in shape.items()} if shape else None))
 
 
+@without_instruments()
 def from_mxnet(symbol, shape=None, dtype="float32", arg_params=None, aux_params=None):
     """Import an MXNet symbol with its parameters, or a Gluon HybridBlock, which has its own.
 

@@ -1,4 +1,4 @@
-"""`relay.expr_functor`: visitors, which scripts subclass, memoized by expression; `relay.ScopeBuilder`."""
+"""`relay.expr_functor`: visitors, which scripts subclass, memoized; `relay.ScopeBuilder`; `relay.loops`."""
 
 import contextlib
 import sys
@@ -125,6 +125,10 @@ class ScopeBuilder:
         self._scopes[-1][0].append((var, ir.as_expr(value)))
         return var
 
+    def type_of(self, expr):
+        """Return the type of an expression, None if it is not known yet."""
+        return ir.as_expr(expr).known_type
+
     def ret(self, value) -> None:
         """Set the result of the scope. Raises RuntimeError if it has one."""
         if self._scopes[-1][1]:
@@ -163,3 +167,25 @@ class ScopeBuilder:
         for var, value in reversed(values):
             body = ir.Let(var, value, body)
         return body
+
+
+# ---------------------------------------------------------------- loops: relay.loops
+
+
+def while_loop(cond, loop_vars, loop_bodies) -> ir.Expr:
+    """`relay.loops.while_loop`: returns a loop as a function of the initial values; `relay.vm` runs it.
+
+    Args:
+        cond: Function of the variables that returns whether the loop goes on, a bool expression.
+        loop_vars: List of variables or initial values, of which the names and types count.
+        loop_bodies: Function of the variables that returns their next values, a list.
+    """
+    params = []
+    for n, each in enumerate(map(ir.as_expr, loop_vars)):
+        params.append(ir.Var(each.name_hint if isinstance(each, ir.Var) else f"arg{n}", each.known_type))
+    loop, builder = ir.Var("while_loop"), ScopeBuilder()
+    with builder.if_scope(cond(*params)):
+        builder.ret(loop(*loop_bodies(*params)))
+    with builder.else_scope():
+        builder.ret(ir.Tuple(params))
+    return ir.Let(loop, ir.Function(params, builder.get()), loop)

@@ -160,6 +160,11 @@ class Call(Expr):
         """List operator and arguments."""
         return [self.op, *self.args]
 
+    def computed_attrs(self) -> list[str]:
+        """List the names of the attributes that are expressions to evaluate, such as an arange's stop."""
+        values = self.attrs.items() if self.attrs else ()
+        return [name for name, v in values if isinstance(v, Expr) and not isinstance(v, Constant)]
+
     def operands(self) -> list[Expr]:
         """List the arguments, and a callee that is computed."""
         return self.args if isinstance(self.op, Op | Function | tvm.ir.GlobalVar) else self.children()
@@ -241,7 +246,7 @@ class Let(Expr):
 
 
 class If(Expr):
-    """A conditional. It can be constructed and printed, but not built: see `lower`."""
+    """A conditional, which `relay.vm` runs."""
 
     parts = ("cond", "true_branch", "false_branch")
 
@@ -369,15 +374,18 @@ def substitute(expr: Expr, replace: dict) -> Expr:
 
 def free_vars(expr: Expr) -> list[Var]:
     """List the free variables of `expr` in the order of their first use."""
-    if isinstance(expr, Function):
-        return [v for v in free_vars(expr.body) if v not in expr.params]
-    free = []
+    free, bound = [], set()
     for node in post_order(expr):
         if isinstance(node, Var):
             free.append(node)
-        elif isinstance(node, Let):
-            free += [v for v in free_vars(node.body) if v is not node.var and v not in free]
-    return free
+        elif isinstance(node, Let):  # a function may call itself by the variable that it is the value of
+            bound.add(node.var)
+            free += free_vars(node.body)
+        elif isinstance(node, Function):
+            free += [v for v in free_vars(node.body) if v not in node.params]
+        elif isinstance(node, Call) and isinstance(node.op, Function):
+            free += free_vars(node.op)
+    return [v for v in dict.fromkeys(free) if v not in bound]
 
 
 # ---------------------------------------------------------------- modules

@@ -7,9 +7,17 @@ import collections
 import math
 
 import tvm
+from tvm import relax
+from tvm.relax import transform as t
 
-from . import ir
+from tvmfast.compiler.graph import fold_constants
+from tvmfast.core.relax import constant_array
+
+from ..context import without_instruments
+from . import functor, ir, lower
 from .ops import OPERATORS
+from .ops.arithmetic import BINARY, UNARY
+from .ty import TensorType
 
 
 def _with_body(function: ir.Function, body: ir.Expr) -> ir.Function:
@@ -63,6 +71,87 @@ def eliminate_common_subexpr(function: ir.Function, fskip=None) -> ir.Function:
     return _with_body(function, ir.rewrite(function.body, shared))
 
 
+def fold_constant(function: ir.Function, fold_qnn: bool = False) -> ir.Function:
+    """Compute the calls that depend on constants alone; every other expression stays as it is."""
+    finder = _OfConstants()
+    body = finder.visit(function.body)
+    roots = [node for node in ir.post_order(body, finder.parts) if node in finder.found]
+    if not roots:
+        return function if body is function.body else _with_body(function, body)
+    replace = functor.ExprMutator()
+    replace.memo_map.update(zip(roots, _evaluated(roots), strict=True))
+    return _with_body(function, replace.visit(body))
+
+
+class _OfConstants(functor.ExprMutator):
+    """Finds the calls of constants, and puts the constants that a let names where they are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def parts(self, expr) -> list:
+        """List the parts of an expression that is not computed."""
+        return [] if expr in self.found else ir.all_parts(expr)
+
+    def _is_constant(self, expr) -> bool:
+        if isinstance(expr, ir.Tuple):
+            return all(map(self._is_constant, expr.fields))
+        return isinstance(expr, ir.Constant) or expr in self.found
+
+    def visit_call(self, call):
+        """Note a call of constants; `shape_of` is one if the shape is known."""
+        ty = call.args[0].known_type if _is(call, "shape_of") else None
+        if isinstance(ty, TensorType) and lower.is_static(ty):
+            return ir.const(list(ty.shape), call.attrs.dtype)
+        new = self._rebuild(call)
+        is_known = isinstance(new.op, ir.Op) and not new.computed_attrs()
+        if is_known and all(map(self._is_constant, new.args)):
+            self.found.add(new)
+        return new
+
+    def visit_tuple_getitem(self, expr):
+        """Take the field of a tuple, or note that of a call of constants."""
+        new = self._rebuild(expr)
+        if isinstance(new.tuple_value, ir.Tuple):
+            return new.tuple_value.fields[new.index]
+        if self._is_constant(new.tuple_value):
+            self.found.add(new)
+        return new
+
+    def visit_let(self, let):
+        """Replace the variable of a constant by it."""
+        value = self.visit(let.value)
+        if not self._is_constant(value):
+            return self._rebuild(let)
+        self.memo_map[let.var] = value
+        return self.visit(let.body)
+
+    def visit_function(self, function):
+        """Leave a kernel alone."""
+        return function if "Primitive" in function.attrs else self._rebuild(function)
+
+
+def _evaluated(calls: list) -> list:
+    """Return the constant that each call of constants computes; the call itself for several results."""
+    mod, _ = lower.to_relax(ir.Function([], ir.Tuple(calls)))
+    with without_instruments():
+        for each in (fold_constants.fold_with_numpy(), t.CanonicalizeBindings()):
+            mod = each(mod)
+        mod = t.CanonicalizeBindings()(fold_constants.fold_constant(mod))
+    main = mod["main"].body
+    bound = {binding.var: binding.value for block in main.blocks for binding in block.bindings}
+    result = main.body
+    while result in bound:
+        result = bound[result]
+    values = []
+    for call, field in zip(calls, result.fields, strict=True):
+        while isinstance(field, relax.Var) and field in bound:
+            field = bound[field]
+        values.append(call if constant_array(field) is None else ir.Constant(field.value))
+    return values
+
+
 def fold_scale_axis(function: ir.Function) -> ir.Function:
     """Fold a per-channel multiplication of a convolution's result into its weight."""
     uses = _uses(function.body)
@@ -85,6 +174,84 @@ def fold_scale_axis(function: ir.Function) -> ir.Function:
         return ir.Call(conv.op, [data, OPERATORS["multiply"](weight, factor)], conv.attrs)
 
     return _with_body(function, ir.rewrite(function.body, folded))
+
+
+# ---------------------------------------------------------------- layouts that a script registers
+
+_ALTERED: dict[str, tuple] = {}  # by operator: the level, and the function
+
+
+def register_alter_op_layout(op_name: str, alter_layout=None, level: int = 10):
+    """`relay.op.register_alter_op_layout`; without `alter_layout`, a decorator.
+
+    `AlterOpLayout` calls the function that was registered last at the highest level, with attributes,
+    arguments, their types and that of the result. It returns the same operator with other layouts, as on the
+    arguments in these layouts, or None to leave the call alone.
+    """
+
+    def register(function):
+        if op_name not in _ALTERED or level >= _ALTERED[op_name][0]:
+            _ALTERED[op_name] = level, function
+        return function
+
+    return register if alter_layout is None else register(alter_layout)
+
+
+def alter_op_layout(function: ir.Function) -> ir.Function:
+    """Apply the registered functions, and transform layouts around the calls that they change.
+
+    Elementwise operators follow a changed layout.
+    """
+
+    def altered(node, rebuilt):
+        if not isinstance(rebuilt, ir.Call) or not isinstance(rebuilt.op, ir.Op):
+            return rebuilt
+        _, change = _ALTERED.get(rebuilt.op.name, (0, None))
+        types = [arg.known_type for arg in node.args]
+        new = change and change(rebuilt.attrs, list(rebuilt.args), types, node.known_type)
+        if new is None:
+            return _following(rebuilt, types)
+        new = ir.as_expr(new)
+        wanted = _layouts(new)
+        if not any(wanted):
+            return new
+        before = dict(zip(rebuilt.args, _layouts(rebuilt), strict=False))  # of the arguments
+        layouts = [*wanted, *[None] * len(new.args)]
+        args = [_in_layout(arg, before.get(arg), each) for arg, each in zip(new.args, layouts, strict=False)]
+        return _in_layout(ir.Call(new.op, args, new.attrs), _out_layout(new), _out_layout(rebuilt))
+
+    return _with_body(function, ir.rewrite(function.body, altered))
+
+
+def _layouts(call) -> list:
+    """Return the layouts of data and weight, None where an operator has none."""
+    attrs = (isinstance(call, ir.Call) and call.attrs) or ir.Attrs()
+    return [attrs.get("data_layout") or attrs.get("layout"), attrs.get("kernel_layout")]
+
+
+def _out_layout(call):
+    return call.attrs.get("out_layout") or _layouts(call)[0]
+
+
+def _in_layout(expr, source: str | None, wanted: str | None):
+    if not source or not wanted or source == wanted:
+        return expr
+    if _is(expr, "layout_transform") and (expr.attrs.dst_layout, expr.attrs.src_layout) == (source, wanted):
+        return expr.args[0]
+    return OPERATORS["layout_transform"](expr, source, wanted)
+
+
+def _following(call, types: list):
+    """Move layout transforms from before an elementwise call, all of them the same, to behind it."""
+    transforms = [arg.attrs for arg in call.args if _is(arg, "layout_transform")]
+    layouts = {(attrs.src_layout, attrs.dst_layout) for attrs in transforms}
+    is_elementwise = call.op.name in ("nn.leaky_relu", "clip", *UNARY, *BINARY)
+    if not is_elementwise or call.op.name == "nn.batch_flatten":
+        return call
+    if len(transforms) != len(call.args) or len(layouts) != 1 or any(ty != types[0] for ty in types):
+        return call
+    inner = ir.Call(call.op, [arg.args[0] for arg in call.args], call.attrs)
+    return OPERATORS["layout_transform"](inner, *layouts.pop())
 
 
 # ---------------------------------------------------------------- fusion by Relay's rules

@@ -1,8 +1,10 @@
 """Relay's text format, in which modules and expressions print."""
 
+import contextlib
 import itertools
 
 from . import ir
+from .lower import UnknownType
 from .ops import OPERATORS
 
 
@@ -13,7 +15,10 @@ def astext(what, show_meta_data: bool = False, annotate=None, types: bool = True
     """
     printer = _Printer(types=types)
     if isinstance(what, ir.IRModule):
-        functions = what.infer().by_name()
+        functions = what.by_name()
+        for function in functions.values():
+            with contextlib.suppress(UnknownType):  # a type that is known only when it runs is left out
+                function.infer(functions)
         return "\n".join(printer.function(f, f"def @{name}") for name, f in functions.items())
     if isinstance(what, ir.Function):
         return printer.function(what, "fn ")

@@ -6,9 +6,7 @@ import warnings
 import tvm
 from tvm.relax import transform as t
 
-from tvmfast.compiler.graph.fold_constants import fold_constant, fold_with_numpy
-
-from ..context import PASSES, instruments
+from ..context import PASSES, instruments, without_instruments
 from ..removed import ROWS
 from . import ir, rewrites
 from .lift import from_relax
@@ -36,21 +34,29 @@ class Pass:
         """Run the pass on a Relay module. Raises TypeError for others."""
         if not isinstance(mod, ir.IRModule):
             raise TypeError(f"relay.transform.{self.name}: expected a Relay module, got {type(mod).__name__}")
-        _tell("run_before_pass", mod, self)
-        mod = self.run(mod)
-        _tell("run_after_pass", mod, self)
-        return mod
+        return _instrumented(mod, self, self.run)
 
     def __repr__(self) -> str:
         return f"Pass({self.name})"
 
 
-def _tell(event: str, mod, info) -> None:
-    """Notify the context's instruments; TVM's own hear only of TVM's passes."""
-    for instrument in instruments():
-        callback = getattr(instrument, event, None)
-        if callback is not None:
-            callback(mod, info)
+def _instrumented(mod, info, run):
+    """Run a pass, of which the context's instruments hear before and after; one may have it skipped."""
+    heard = instruments()
+    callbacks = {
+        event: [getattr(each, event) for each in heard if hasattr(each, event)]
+        for event in ("should_run", "run_before_pass", "run_after_pass")
+    }
+    is_required = set(PASSES.get(info.name, [info.name])) <= {*map(str, _current().required_pass)}
+    # An instrument that has no should_run of its own inherits one that returns None.
+    if not is_required and any(wanted(mod, info) is False for wanted in callbacks["should_run"]):
+        return mod
+    for before in callbacks["run_before_pass"]:
+        before(mod, info)
+    mod = run(mod)
+    for after in callbacks["run_after_pass"]:
+        after(mod, info)
+    return mod
 
 
 class Sequential:
@@ -64,9 +70,13 @@ class Sequential:
 
     def __init__(self, passes=None, opt_level=0, name="sequential", required=None):
         self.passes, self.name = list(passes), name
+        self.opt_level, self.info = opt_level, self
 
     def __call__(self, mod):
         """Run the passes that the current PassContext enables."""
+        return _instrumented(mod, self, self._run)
+
+    def _run(self, mod):
         context = _current()
         disabled = {str(p) for p in context.disabled_pass}
         required = {str(p) for p in context.required_pass}
@@ -110,10 +120,11 @@ def _relax(name, *passes):
     def make(*args, **kwargs):
         def run(mod):
             lowered, _ = to_relax(mod["main"], functions=mod.by_name())
-            for factory in passes:
-                lowered = factory(*args, **kwargs)(lowered)
-            lowered = t.ConvertToDataflow()(lowered)
-            return from_relax(t.CanonicalizeBindings()(lowered))
+            with without_instruments():  # they hear of this pass, not of its parts
+                for factory in passes:
+                    lowered = factory(*args, **kwargs)(lowered)
+                lowered = t.ConvertToDataflow()(lowered)
+                return from_relax(t.CanonicalizeBindings()(lowered))
 
         return Pass(name, run)
 
@@ -165,13 +176,14 @@ NAMES: dict = {
 _relay("InferType", lambda function: function)
 _relay("SimplifyInference", rewrites.simplify_inference)
 _relay("EliminateCommonSubexpr", rewrites.eliminate_common_subexpr)
+_relay("FoldConstant", rewrites.fold_constant)
 
 
 def _layouts(desired):
     kernels = {"NCHW": "OIHW", "NHWC": "HWIO"}
     wanted = {}
     for name, layouts in desired.items():
-        if name.startswith("qnn."):  # no module here has these operators
+        if name.startswith("qnn."):  # a build chooses the layouts of integers
             continue
         if name != "nn.conv2d":
             raise NotImplementedError(
@@ -190,7 +202,6 @@ def _precision(mixed_precision_type="float16", missing_op_mode=1):
     return t.ToMixedPrecision("float16")
 
 
-_relax("FoldConstant", fold_with_numpy, lambda: fold_constant)
 _relax("DeadCodeElimination", lambda *_: t.DeadCodeElimination())
 _relax("CanonicalizeOps", t.CanonicalizeBindings)
 _relax("ConvertLayout", _layouts)
@@ -214,9 +225,11 @@ def _remove_unused_functions(entry_functions=("main",)):
 
 NAMES["RemoveUnusedFunctions"] = _remove_unused_functions
 
+_relay("AlterOpLayout", rewrites.alter_op_layout)
+
 # names.csv says why.
 for _name in (
-    "AlterOpLayout", "Legalize",
+    "Legalize",
     "CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul",
     "FastMath", "ToGraphNormalForm", "ToANormalForm", "Inline", "LazyGradientInit", "BackwardFoldScaleAxis",
     "SimplifyExpr", "DynamicToStatic", "Defunctionalization", "EtaExpand", "CanonicalizeCast",
@@ -227,3 +240,6 @@ for _name in (
 _relay("FoldScaleAxis", rewrites.fold_scale_axis)
 NAMES["ForwardFoldScaleAxis"] = NAMES["FoldScaleAxis"]
 _relay("FuseOps", rewrites.fuse_ops)
+
+# `relay.qnn.transform`: lowered, or left to the build, which knows the CPU.
+QNN = {"CanonicalizeOps": NAMES["CanonicalizeOps"], "Legalize": lambda: Pass("Legalize", lambda mod: mod)}

@@ -17,6 +17,15 @@ class TensorType:
         """The shape."""
         return self.shape
 
+    def accepts(self, other) -> bool:
+        """Return whether a value of the type `other` may be one of this type; `Any` is of each length."""
+        if not isinstance(other, TensorType) or self.dtype != other.dtype:
+            return False
+        if len(self.shape) != len(other.shape):
+            return False
+        pairs = zip(self.shape, other.shape, strict=True)
+        return all(n == m or isinstance(n, Any) or isinstance(m, Any) for n, m in pairs)
+
     def __eq__(self, other) -> bool:
         return isinstance(other, TensorType) and (self.shape, self.dtype) == (other.shape, other.dtype)
 
@@ -52,7 +61,7 @@ class FuncType:
 
 
 class Any:
-    """An axis length known only at run time. It can be constructed, but not built."""
+    """An axis of any length, known when the program runs."""
 
     def __repr__(self) -> str:
         return "?"

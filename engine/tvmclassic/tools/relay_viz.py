@@ -8,6 +8,7 @@ Scripts can supply their own by the old interface: `VizNode`, `VizEdge`, `VizPar
 """
 
 import collections
+import contextlib
 from pathlib import Path
 
 from ..relay import ir
@@ -129,7 +130,10 @@ class RelayVisualizer:
         if not isinstance(relay_mod, ir.IRModule):
             raise TypeError(f"RelayVisualizer: expected a Relay module, got {type(relay_mod).__name__}")
         self._plotter, parser = plotter or TermPlotter(), parser or DefaultVizParser()
-        for name, function in relay_mod.infer().by_name().items():
+        functions = relay_mod.by_name()
+        for name, function in functions.items():
+            with contextlib.suppress(ValueError, NotImplementedError):  # drawn with the types that are known
+                function.infer(functions)
             order = ir.post_order(function, ir.all_parts)  # including called functions
             identities = {node: str(n) for n, node in enumerate(order)}
             graph = self._plotter.create_graph(name)

@@ -12,6 +12,7 @@ As before, a package is a .tar of the library mod.so, the graph mod.json and the
 
 import contextlib
 import functools
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -308,28 +309,30 @@ def tune_model(
     parallel=4,
     **_options,
 ) -> str:
-    """Tune the model's tasks one after another with AutoTVM; return the path of the log.
+    """Tune the model's tasks with AutoTVM, or with `auto_scheduler`; return the path of the log.
 
-    Each task gets up to `trials` trials of at most `timeout` seconds, here or on the devices that the RPC
-    tracker at `hostname`:`port` lists under `rpc_key`. `prior_records` is the path of a log to start from.
+    AutoTVM gives each task up to `trials` trials, one task after another; `auto_scheduler` shares them among
+    all tasks. A trial takes at most `timeout` seconds, here or on the devices that the RPC tracker at
+    `hostname`:`port` lists under `rpc_key`. `prior_records` is the path of a log to start from.
 
     Raises:
-        TVMCException: `enable_autoscheduler`, an unknown tuner, or only one of `hostname` and `rpc_key`.
+        TVMCException: `enable_autoscheduler` where tvmclassic has no such module, an unknown tuner, or only
+            one of `hostname` and `rpc_key`.
     """
-    if enable_autoscheduler:
-        raise TVMCException(
-            "tvmc tune: Ansor (--enable-autoscheduler) was dropped in TVM 0.20; tune without it, or "
-            "with tn.tune(…, tuner='metaschedule')"
-        )
     if tuner not in TUNERS:
         raise TVMCException(f"tvmc tune: expected a tuner of {', '.join(TUNERS)}; got {tuner!r}")
     records = str(tuning_records or Path(tempfile.mkdtemp(prefix="tvmc_")) / "tuning_records.json")
-    tasks = task.extract_from_program(tvmc_model.mod["main"], params=tvmc_model.params, target=target)
     limits = {"timeout": timeout, "number": number, "repeat": repeat, "min_repeat_ms": min_repeat_ms or 0}
     if bool(hostname) != bool(rpc_key):
         raise TVMCException(
             "tvmc tune: measuring over RPC needs both --rpc-tracker HOST:PORT and --rpc-key KEY"
         )
+    if enable_autoscheduler:
+        where = (rpc_key, hostname, port) if hostname else ()
+        counts = {"num_measure_trials": int(trials), "early_stopping": early_stopping}
+        _auto_schedule(tvmc_model, target, records, prior_records, where, limits, counts)
+        return records
+    tasks = task.extract_from_program(tvmc_model.mod["main"], params=tvmc_model.params, target=target)
     runner = tuners.RPCRunner(rpc_key, hostname, port, **limits) if hostname else tuners.LocalRunner(**limits)
     option = tuners.measure_option(builder=tuners.LocalBuilder(n_parallel=parallel), runner=runner)
     for n, each in enumerate(tasks):
@@ -341,6 +344,23 @@ def tune_model(
         callbacks = [tuners.progress_bar(count, prefix=prefix), record.log_to_file(records)]
         search.tune(count, option, early_stopping or count, callbacks)
     return records
+
+
+def _auto_schedule(model: TVMCModel, target, records, prior_records, where, limits, counts) -> None:
+    """Tune all tasks of a model together by the module `tvm.auto_scheduler`."""
+    module = sys.modules.get("tvm.auto_scheduler")
+    served = vars(module) if module else {}
+    if "TaskScheduler" not in served:
+        raise TVMCException(
+            "tvmc tune: Ansor (--enable-autoscheduler) was dropped in TVM 0.20; tune without it, or "
+            "with tn.tune(…, tuner='metaschedule')"
+        )
+    tasks, weights = served["extract_tasks"](model.mod["main"], model.params, target)
+    runner = served["RPCRunner"](*where, **limits) if where else served["LocalRunner"](**limits)
+    callbacks = [served["RecordToFile"](records)]
+    option = served["TuningOptions"](**counts, runner=runner, measure_callbacks=callbacks)
+    prior = {"load_log_file": str(prior_records)} if prior_records else {}
+    served["TaskScheduler"](tasks, weights, **prior).tune(option)
 
 
 _CLASSES = {"TVMCModel": TVMCModel, "TVMCPackage": TVMCPackage, "TVMCResult": TVMCResult}

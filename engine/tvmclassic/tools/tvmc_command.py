@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", required=True, help="the log file")
     add("--trials", type=int, default=1000, metavar="N", help="of each task, at most (1000)")
     add("--tuner", choices=tvmc.TUNERS, default="xgb", help="xgb")
-    add("--enable-autoscheduler", action="store_true", help="refused: Ansor was dropped in TVM 0.20")
+    add("--enable-autoscheduler", action="store_true", help="tune all tasks together by auto_scheduler")
     add("--early-stopping", type=int, metavar="N", help="stop a task after N trials without a better one")
     add("--min-repeat-ms", type=int, metavar="MS", help="the least time of one repeat")
     add("--number", type=int, default=10, metavar="N", help="runs in a mean (10)")

@@ -10,12 +10,13 @@ from ..core import errors, machine
 from ..core.compat import keep_interrupt, pass_lock
 from ..core.relax import dynamic_dims, static_shape, unwrap_ints
 from ..core.specs import require_dense, shorten
-from ..runtime.compiled import Compiled, cannot_run
+from ..runtime.compiled import Compiled, CompiledForGPU, cannot_run
 from ..runtime.tensors import contiguous
 from . import codegen, pipeline, shape_variants
 from .context import BuildContext
 from .cuda import codegen as cuda_codegen
 from .cuda import gpu
+from .graph.half_precision import DTYPES
 from .memory.state import resolve_state
 from .memory.usage import memory
 from .records import resolve_records
@@ -32,6 +33,7 @@ def build(
     records=None,
     state=None,
     sizes=None,
+    dtype=None,
     allow_tf32: bool = False,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
@@ -65,22 +67,29 @@ def build(
             kernels for dynamic dims. It is one library. Arrays that several of the specializations read are
             stored once; a weight that they pack differently is stored for each, so that memory may grow by
             the network's weights for each entry. Ignored by a program that calls `main` of a saved library.
+        dtype: The precision of the weights on a CPU: "bfloat16" or "float16" halves the bytes of those of
+            matrix products, convolutions, recurrent layers and embeddings, in memory and in a saved file.
+            Kernels convert them in registers and compute in float32; with bfloat16, on a CPU that has
+            AVX512_BF16, those of several rows or pixels round what they multiply to it, too, and sum in
+            float32. An array with an element too large for a float16 stays as it is. None keeps the
+            network's precision. Inputs, outputs, norms and biases keep theirs.
         allow_tf32: For kind "cuda": convolutions of float32 run on tensor cores, which round their operands
             to TF32, 10 bits of mantissa, and sum in float32; as PyTorch's do unless
             `torch.backends.cudnn.allow_tf32` is False.
 
     Returns:
-        A `Compiled`; for kind "cuda" a `cuda_codegen.CompiledForGPU`.
+        A `Compiled`; for kind "cuda" a `CompiledForGPU`.
 
     Raises:
         ValueError: An unknown opt level or target, parameters that do not fit the module, an input or
             intermediate value whose shape is not known, or depends on more than the dynamic dims, state that
-            is not an input and an output of the same shape and dtype, or `sizes` that are not a list, name no
-            dynamic dim or are out of its bounds.
+            is not an input and an output of the same shape and dtype, `sizes` that are not a list, name no
+            dynamic dim or are out of its bounds, or a `dtype` that is unknown, for a GPU, or other than that
+            of a network in halves.
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
-    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes, allow_tf32))
+    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes, dtype, allow_tf32))
 
 
 def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
@@ -103,13 +112,14 @@ def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
     target = context.target
     if context.for_gpu:
         executable = cuda_codegen.executable(mod, target)
-        return cuda_codegen.CompiledForGPU(executable, graph, arrays, target, context.opt_level)
+        graph["is_cuda_graph"] = "vm.builtin.cuda_graph.run_or_capture" in executable.as_text()
+        return CompiledForGPU(executable, graph, arrays, target, context.opt_level)
     executable = codegen.executable(mod, target, runs_here=cannot_run(target) is None)
     return Compiled(executable, graph, arrays, target, context.opt_level)
 
 
 def resolved(
-    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None, allow_tf32=False
+    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None, dtype=None, allow_tf32=False
 ) -> tuple[tvm.IRModule, BuildContext]:
     """Check the arguments of `build`; return the module with its parameters bound, and the context."""
     if opt_level not in pipeline.OPT_LEVELS:
@@ -122,6 +132,8 @@ def resolved(
         raise ValueError(
             f"allow_tf32 is for tensor cores: expected a target of kind 'cuda'; got {target.kind.name!r}"
         )
+    if dtype is not None:
+        _check_dtype(dtype, target, mod, arrays)
     dims = dynamic_dims(mod["main"])
     aliases = resolve_state(mod["main"], state)
     if dims and target.kind.name == "cuda":
@@ -133,6 +145,7 @@ def resolved(
         dims,
         aliases,
         arrays,
+        dtype,
         allow_tf32=allow_tf32,
         specializations=tuple(shape_variants.variants_of(mod, sizes, dims)),
     )
@@ -244,6 +257,25 @@ def _check(mod, params) -> list[tvm.relax.Var]:
             f"mod: expected main to return a tensor or a tuple of tensors, it returns {main.ret_ty}"
         )
     return list(main.params[inputs:])
+
+
+def _check_dtype(dtype, target: tvm.target.Target, mod: tvm.IRModule, arrays: dict) -> None:
+    """Raise ValueError for a `dtype` that `build` cannot serve."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(
+            f"dtype: expected {' or '.join(map(repr, DTYPES))}, or None for the network's own; got {dtype!r}"
+        )
+    if target.kind.name == "cuda":
+        raise ValueError(
+            f"dtype {dtype!r} is for CPUs: for a GPU convert the model, as by model.half(), and import it"
+        )
+    tensors = [*arrays.values(), *(var.ty for var in mod["main"].params)]
+    found = {str(tensor.dtype) for tensor in tensors} & set(DTYPES)
+    if found - {dtype}:
+        raise ValueError(
+            f"dtype {dtype!r}: the network has tensors of {', '.join(sorted(found))} already; build it "
+            "without dtype, or import it in float32"
+        )
 
 
 def _check_inputs(inputs: Sequence[relax.Var]) -> None:

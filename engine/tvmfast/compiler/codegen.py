@@ -2,7 +2,7 @@
 
 LLVM takes most of a build's time. Its result for a kernel is cached as an object file in the cache folder
 "kernels", under a hash of everything that it depends on: the kernel's TensorIR, the target, the pass context,
-TVM's version, this module, `ieee754`, `long_sums` and `parallel`. A network that is built again, or differs
+TVM's version, this module, and those whose passes lower a kernel. A network that is built again, or differs
 in a few kernels, then waits only for the linker, some 50 ms. The cache is used only if nobody else may write
 to it, and the least recently used files make room for new ones; see core/kernel_cache.py.
 
@@ -35,7 +35,7 @@ from tvm import tirx
 from ..core import data, folders, kernel_cache, machine, renamed
 from ..runtime import pool
 from .legalize import ieee754, long_sums
-from .schedule import parallel
+from .schedule import amx, direct_tiles, pairs, parallel
 
 _LOG = logging.getLogger(__name__)
 _POOL_OPTIONS = ("-O2", "-std=c++17", "-fPIC", "-pthread", "-c")
@@ -292,6 +292,6 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    modules = sys.modules[__name__], ieee754, long_sums, parallel
+    modules = sys.modules[__name__], ieee754, long_sums, amx, direct_tiles, pairs, parallel
     source = "".join(Path(module.__file__).read_text() for module in modules)
     return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

@@ -7,6 +7,7 @@ from functools import cached_property
 import tvm
 
 from ..core.dims import Dim
+from ..core.machine import target_instruction_sets
 from ..core.protocols import Lookup
 from ..core.relax import array_key
 from ..core.simd import Simd, simd_of
@@ -23,6 +24,7 @@ class BuildContext:
         dims: The network's dynamic dims with their bounds, by name.
         state: The index of the output that is fed back, by the name of the input.
         arrays: The network's parameters, by name.
+        dtype: The half precision of the weights, "bfloat16" or "float16"; None: that of the network.
         allow_tf32: Whether convolutions of float32 on a GPU may round their operands to TF32.
         specializations: Values of dynamic dims, and the network specialized for them, in the order in which
             a call tries them.
@@ -34,6 +36,7 @@ class BuildContext:
     dims: Mapping[str, Dim] = dataclasses.field(default_factory=dict)
     state: Mapping[str, int] = dataclasses.field(default_factory=dict)
     arrays: Mapping[str, tvm.runtime.Tensor] = dataclasses.field(default_factory=dict)
+    dtype: str | None = None
     allow_tf32: bool = False
     specializations: tuple[tuple[dict[str, int], tvm.IRModule], ...] = ()
 
@@ -46,6 +49,11 @@ class BuildContext:
     def simd(self) -> Simd | None:
         """The vector registers of a CPU; None for a GPU."""
         return None if self.for_gpu else simd_of(self.target)
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether products are computed in bfloat16, two at a time, by AVX512_BF16."""
+        return self.dtype == "bfloat16" and "avx512bf16" in target_instruction_sets(self.target)
 
     @cached_property
     def names(self) -> dict[int, str]:

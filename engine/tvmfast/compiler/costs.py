@@ -16,6 +16,7 @@ from tvm import s_tir, tirx
 
 from ..core.dims import Dim
 from ..core.relax import bytes_of, dim_to_str
+from .schedule import dot, pairs
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 _NUMPY = {
@@ -49,7 +50,7 @@ _FIELDS = {  # by a node's class: the fields that count. `_Counter` has methods 
 }
 _STEP = 60  # between the values of a dim at which costs are counted
 _MOST_FACTORS = 3  # of a dynamic dim in a count
-_KINDS = ("flops", "reads", "writes")
+KINDS = ("flops", "bf16_flops", "int_ops", "reads", "writes")  # of counts
 _GRID = 1 << 22  # most values of the loop variables for which a condition is evaluated
 
 
@@ -66,9 +67,13 @@ def count(func: tirx.PrimFunc, dims: Mapping[str, int] | None = None) -> dict[st
     Returns:
         "flops": Each addition, subtraction, multiplication, division, minimum, maximum and mathematical
             function of floating-point numbers counts 1, once for each iteration of the loops around it.
-            Comparisons, selections, conversions and all integer arithmetic count 0. The count is of what the
-            kernel executes: Winograd's method has its transforms and its fewer products, and what a tile
-            computes in vain is included.
+            Comparisons, selections and conversions count 0. The count is of what the kernel executes:
+            Winograd's method has its transforms and its fewer products, and what a tile computes in vain is
+            included.
+        "bf16_flops": Those of "flops" that are products and sums of pairs of bfloat16; see schedule/pairs.py.
+        "int_ops": Each addition, subtraction, multiplication, minimum and maximum of integers that are part
+            of a stored value counts 1; a dot product of bytes its products and its sums, each 1. The
+            arithmetic of indices and conditions counts 0.
         "reads" and "writes": The bytes of the elements of the kernel's arguments that are loaded, or stored,
             each once however often that happens, without loads of what the kernel itself has stored: the
             memory traffic if no cache holds the data. An argument passed to a library function counts as a
@@ -89,7 +94,8 @@ def count(func: tirx.PrimFunc, dims: Mapping[str, int] | None = None) -> dict[st
         return total
 
     reads, writes = moved(counter.loads, excluded=counter.stores), moved(counter.stores)
-    return {"flops": round(counter.flops), "reads": reads, "writes": writes}
+    operations = {kind: round(counter.operations[kind]) for kind in KINDS[:3]}
+    return operations | {"reads": reads, "writes": writes}
 
 
 def cost(func: tirx.PrimFunc, dims: Mapping[str, Dim]) -> dict[str, int | str]:
@@ -105,15 +111,19 @@ def cost(func: tirx.PrimFunc, dims: Mapping[str, Dim]) -> dict[str, int | str]:
     for at in itertools.product(*(range(degrees[dim.name] + 1) for dim in own)):
         values = {dim.name: dim.lower + _STEP * n for dim, n in zip(own, at, strict=True)}
         counts[at] = count(func, least | values)
-    return {kind: _polynomial({at: each[kind] for at, each in counts.items()}, own) for kind in _KINDS}
+    return {kind: _polynomial({at: each[kind] for at, each in counts.items()}, own) for kind in KINDS}
 
 
 class _Scope(NamedTuple):
-    """The context of a node: the `iterations` of its loops, and conditions true in a `share` of them."""
+    """The context of a node: the `iterations` of its loops, and conditions true in a `share` of them.
+
+    `stored` tells whether it is part of a stored value, and not of an index or a condition.
+    """
 
     iterations: float = 1
     conditions: tuple = ()
     share: float = 1
+    stored: bool = False
 
     @property
     def times(self) -> float:
@@ -128,11 +138,12 @@ class _Unknown(Exception):
 class _Counter:
     def __init__(self, func, dims):
         self.dims = dims
-        self.flops = 0
+        self.operations = Counter()
         self.loads, self.stores = Counter(), Counter()
         self.arguments = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
         self._loops = {}  # by loop variable: first value, extent and depth
         self._bound = {}  # by block variable: its expression
+        self._viewed = {}  # by buffer that stands for a part of another: the other
 
     def stmt(self, node, scope):
         """Count a statement."""
@@ -156,6 +167,8 @@ class _Counter:
     def _SBlockRealize(self, node, scope):
         block = node.block
         self._bound.update(zip((axis.var for axis in block.iter_vars), node.iter_values, strict=True))
+        for part in block.match_buffers:
+            self._viewed[part.buffer] = self._viewed.get(part.source.source, part.source.source)
         self.stmt(block.body, self._where(node.predicate, scope))
 
     def _IfThenElse(self, node, scope):
@@ -165,8 +178,10 @@ class _Counter:
             self.stmt(node.else_case, self._where(tirx.Not(node.condition), scope))
 
     def _BufferStore(self, node, scope):
-        self.stores[node.buffer] += scope.times
-        self._others(node, scope)
+        self.stores[self._viewed.get(node.buffer, node.buffer)] += scope.times * _lanes(node.value)
+        self.expr(node.value, scope._replace(stored=True))
+        for index in node.indices:
+            self.expr(index, scope)
 
     def expr(self, node, scope):
         """Count an expression."""
@@ -178,12 +193,13 @@ class _Counter:
             self._call(node, scope)
             return
         if kind is tvm.ir.TensorLoad:
-            self.loads[node.source] += scope.times
+            self.loads[self._viewed.get(node.source, node.source)] += scope.times * _lanes(node)
+            scope = scope._replace(stored=False)  # for its indices
         elif kind is tirx.Var:
             if isinstance(node.ty, tirx.BufferType):  # its address: the callee may read and write all of it
                 self.loads[node] = self.stores[node] = math.inf
-        elif kind in _ARITHMETIC and _is_float(node):
-            self.flops += scope.times
+        elif kind in _ARITHMETIC:
+            self._operate(node, 1, scope)
         for part in _parts(node):
             self.expr(part, scope)
 
@@ -193,12 +209,23 @@ class _Counter:
             self._choice(*node.args, scope)
             return
         if name not in ("reinterpret", "likely") and _is_float(node):
-            self.flops += scope.times
+            of_pairs = pairs.flops(node)
+            self._operate(node, of_pairs, scope)
+            self.operations["bf16_flops"] += (of_pairs if of_pairs > 1 else 0) * scope.times * _lanes(node)
+        elif operations := dot.operations(node):
+            self._operate(node, operations, scope)
         for arg in node.args if name != "address_of" else ():  # a prefetch takes an address only
             self.expr(arg, scope)
 
+    def _operate(self, node, each: int, scope):
+        """Count operations of each lane of a node's result."""
+        if _is_float(node):
+            self.operations["flops"] += each * scope.times * _lanes(node)
+        elif scope.stored:
+            self.operations["int_ops"] += each * scope.times * _lanes(node)
+
     def _choice(self, condition, yes, no, scope):
-        self.expr(condition, scope)
+        self.expr(condition, scope._replace(stored=False))
         self.expr(yes, self._where(condition, scope))
         self.expr(no, self._where(tirx.Not(condition), scope))
 
@@ -213,7 +240,7 @@ class _Counter:
                 holds = holds & self._values(each)
         except _Unknown:
             return scope
-        return _Scope(scope.iterations, conditions, float(np.mean(holds)))
+        return scope._replace(conditions=conditions, share=float(np.mean(holds)))
 
     def dim(self, expr) -> int:
         """Evaluate a dim of a buffer; 1 if it depends on other variables than the dynamic dims."""
@@ -264,6 +291,11 @@ def _parts(node) -> list:
 
 def _is_float(node) -> bool:
     return "float" in str(getattr(node.ty, "dtype", ""))
+
+
+def _lanes(node) -> int:
+    """Return the elements of a node's value, of which a vector has several."""
+    return int(str(getattr(node.ty, "dtype", "")).partition("x")[2] or 1)
 
 
 def _degrees(func: tirx.PrimFunc) -> dict[str, int]:

@@ -25,14 +25,17 @@ from .graph.conv_transpose import conv_transpose_to_conv
 from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
+from .graph.half_precision import round_weights, store_in_half
 from .graph.pack_recurrent import pack_recurrent
+from .graph.packed_weights import packed_weights_to_kernels
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
+from .graph.quantized import sums_of_integers
 from .graph.rms_norm import fuse_rms_norms
 from .graph.skinny_gemm import lower_skinny_gemms
 from .legalize import ieee754
 from .legalize.accumulate import sums_in_float32
 from .legalize.bools import bools_as_bytes
-from .legalize.bounds_check import checks_to_kernels
+from .legalize.bounds_check import checks_outside_cuda_graphs, checks_to_kernels
 from .legalize.lower import legalizations
 from .memory.dynamic_plan import plan_dynamic_memory
 from .memory.lowered import eliminate_common_shapes, remove_dead_kills
@@ -49,7 +52,9 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
     simd, lookup = context.simd, context.lookup
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
-    blocked = [(3, block_layouts(simd, lookup))] if simd else []  # NCHW to NCHW[x]c, weights packed
+    blocked = (
+        [(3, block_layouts(simd, lookup, context.dtype, context.in_pairs))] if simd else []
+    )  # NCHW to NCHW[x]c, weights packed
     attention = [
         (3, fuse_attention(simd, context.dims)),
         (3, lower_skinny_gemms(simd)),
@@ -57,6 +62,8 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     ]
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     updates = partial_updates_to_kernels() if simd else partial_updates_to_scatter()
+    dtype = context.dtype
+    round_to_half, in_half = [[(0, each(dtype))] if dtype else [] for each in (round_weights, store_in_half)]
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `gpu.scheduled` does it
     from_level = [
         # the graph
@@ -70,10 +77,12 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
+        *([(3, sums_of_integers())] if simd else []),
         (3, fold_the_rest()),
         (3, conv_transpose_to_conv()),
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
+        *round_to_half,
         *(attention if simd else [(3, tensor_core_operands(context.allow_tf32))]),
         (3, t.DeadCodeElimination()),
         *blocked,
@@ -81,15 +90,17 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         # from operators to kernels
         (0, checks),
         (0, updates),
+        (0, packed_weights_to_kernels(simd if context.opt_level >= 3 else None)),
         (0, ieee754.sort_by_keys()),
         (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
-        (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level))),
+        (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level, context.in_pairs))),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
         (1, _note_operators()),
         (1, t.FuseTIR()),
         *scheduled,
+        *in_half,
         (0, t.DeadCodeElimination()),
         *([(0, update_in_place(context.state))] if context.state else []),
         *([(0, begin_reductions())] if context.dims else []),
@@ -111,15 +122,17 @@ def lowering(dims: Mapping[str, Dim] | None = None, plan: dict | None = None) ->
         plan.update(memory(mod))
         return mod
 
+    recorded = tvm.transform.PassContext.current().config.get("relax.backend.use_cuda_graph")
     return tvm.transform.Sequential(
         [
             alias_output(),
+            *([checks_outside_cuda_graphs()] if recorded else []),
             t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
             plan_dynamic_memory(dims) if dims else t.StaticPlanBlockMemory(),  # shared buffers
-            t.RewriteCUDAGraph(),  # for a GPU, if the pass context has "relax.backend.use_cuda_graph"
+            t.RewriteCUDAGraph(),  # for a GPU, if the pass context asks for it
             t.LowerAllocTensor(),
             t.KillAfterLastUse(),
             t.LowerRuntimeBuiltin(),

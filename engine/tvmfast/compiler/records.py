@@ -361,7 +361,10 @@ class ConfigLookup:
         self._exact, self._near = {}, {}  # by workload
         self._asked = set()
         target = machine.target_json(target)
+        simd = simd_of_key(target)
         for (workload, measured_for), record in best(records).items():
+            if record.config.get("instruction", simd.dot) not in (simd.dot, simd.pairs):
+                continue  # of integers, by what this target lacks
             if _any_system(measured_for) == _any_system(target):
                 self._exact[workload] = record
             elif simd_of_key(measured_for) == simd_of_key(target):

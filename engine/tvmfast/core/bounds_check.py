@@ -94,9 +94,12 @@ def within(indices: np.ndarray, text: str, size: int, negative: int, column: int
     return result
 
 
-def _on_any_device(indices: Any, *how: Any) -> tvm.runtime.Tensor:
+def _on_any_device(
+    indices: Any, text: str, size: int, negative: int, column: int, columns: int, *_unread: Any
+) -> tvm.runtime.Tensor:
     """Evaluate a call that no kernel has replaced."""
-    return tvm.runtime.tensor(within(indices.numpy(), *how), indices.device)
+    result = within(indices.numpy(), text, size, negative, column, columns)
+    return tvm.runtime.tensor(result, indices.device)
 
 
 tvm_ffi.register_error("OutOfRange", OutOfRange)

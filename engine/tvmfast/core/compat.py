@@ -6,6 +6,7 @@ Review it for each new TVM. Nothing here imports TVM until it is called.
 or a base class of TVM's or torch's cannot be, and stay in these files, and in no other:
 
     compiler/codegen.py                _collect_from_import_tree
+    compiler/graph/half_precision.py   _update_type
     compiler/shape_variants.py         _update_type
     frontends/onnx/ops/node.py         _get_convert_map: TVM's converters of ONNX operators
     frontends/onnx/ops/__init__.py     _convert_operator, _check_for_unsupported_ops, overridden;
@@ -17,9 +18,11 @@ or a base class of TVM's or torch's cannot be, and stay in these files, and in n
     frontends/pytorch/ops/call.py      _convert_data_type
     frontends/pytorch/ops/converters.py  torch's _overloadname
     frontends/pytorch/output_aliases.py  a tensor's _version, and its storage's _cdata
+    frontends/pytorch/quantized_modules.py  torch's _C.parse_schema
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
     tuning/server.py                   _serve_loop, _ffi_api
     tuning/tracker.py                  _event_handler, overridden
+    tvmclassic/te/padding.py           _ffi_api
     tuning/workers.py                  _worker_map, _proc; _start, _worker_run; `PopenPoolExecutor`, replaced
 
 Public names that are replaced or read in an unusual way, which the test cannot find:
@@ -46,12 +49,15 @@ Public names that are replaced or read in an unusual way, which the test cannot 
                                              integers is -1; floats cast to narrow integers out of range
     compiler/legalize/long_sums.py           a sum has one accumulator, however long it is
     compiler/legalize/norms.py               norms of numbers far from 0 have no digit, or are NaN
+    compiler/legalize/quantize.py            quantize rounds a half away from 0; nearbyint is not vectorized
     compiler/legalize/scatter.py             an index that is smaller than the data scatters into other rows
     compiler/legalize/lower.py               corners aligned with a single row divide by 0
     compiler/schedule/apply.py               `Schedule` modifies a function that has no other reference
+    compiler/schedule/dot.py                 TVM's intrinsics of VNNI do not compile with LLVM 22
     compiler/schedule/rules/default.py       bfloat16 expressions that must not be inlined, or vectorized
     tuning/workers.py, runner.py             workers import torch, hide a Ctrl-C, and leak a little memory
     tuning/server.py, tracker.py             untrusted messages, or a crash, leave TVM's server dead
+    tvmclassic/te/padding.py, replay.py      compute_at, and reductions across threads, forget conditions
     tvmnotes/vision.py                       GluonCV makes Pillow read truncated images without an error
 
 A process that uses the package finds TVM as it is without it, except for these, which are process-wide:
@@ -62,7 +68,7 @@ A process that uses the package finds TVM as it is without it, except for these,
     core/bounds_check.py                     tvm-ffi knows OutOfRange
     pass_lock, runtime/fork.py, runtime/pool.py  what a fork waits for, and how its child ends
     core/bounds_check.py, core/partial_update.py, compiler/graph/fold_constants.py,
-    compiler/legalize/ieee754.py, runtime/compiled.py
+    compiler/graph/quantized.py, compiler/legalize/ieee754.py, compiler/schedule/dot.py, runtime/compiled.py
                                              entries of TVM's tables with names of ours, "tvmfast" in each
 
 Another thread that uses TVM in the meantime meets what a context replaces for all threads:

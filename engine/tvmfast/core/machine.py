@@ -26,8 +26,10 @@ from .compat import COMPILED_AS
 _ISA = (
     *("sse4.2", "avx", "f16c", "fma", "avx2", "bmi", "bmi2", "avxvnni"),
     *("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16"),
+    *("amx-tile", "amx-int8", "amx-bf16"),
     *("neon", "fullfp16", "dotprod", "bf16", "i8mm", "sve"),
 )
+ARCH_PRCTL, REQUEST_STATE, TILES = 158, 0x1023, 18  # Linux's call for a register state, and that of AMX
 _KERNEL_NAMES = {"bmi": "bmi1", "neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp"}
 _log = logging.getLogger(__name__)
 
@@ -150,12 +152,24 @@ def instruction_sets() -> tuple[str, ...]:
     """Return the instruction sets of this CPU that compiled kernels may use, by LLVM's names.
 
     The operating system's list is used if there is one, as a hypervisor may hide what the CPU's name implies.
+    AMX is among them if Linux lets this process use it, for which it is asked here, and stays so for all
+    threads and in forks.
     """
     line = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.M)
     if not line:
         return target_instruction_sets({"kind": "llvm", "mcpu": _llvm_cpu()})
     flags = {_normalized(flag) for flag in line.group(1).split()}
+    if "amxtile" in flags and not _tiles_are_allowed():
+        flags = {flag for flag in flags if not flag.startswith("amx")}
     return tuple(isa for isa in _ISA if _normalized(_KERNEL_NAMES.get(isa, isa)) in flags)
+
+
+def _tiles_are_allowed() -> bool:
+    """Ask Linux for the registers of AMX."""
+    try:
+        return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_STATE, TILES) == 0
+    except (AttributeError, OSError, TypeError):  # another system has no such function
+        return False
 
 
 def target_instruction_sets(target: Any) -> tuple[str, ...]:
@@ -167,7 +181,7 @@ def target_instruction_sets(target: Any) -> tuple[str, ...]:
 
 
 def _normalized(flag: str) -> str:
-    return re.sub("[._]", "", flag)
+    return re.sub("[._-]", "", flag)
 
 
 @functools.cache

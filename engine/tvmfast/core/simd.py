@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import tvm
@@ -11,6 +11,8 @@ from tvm import tirx
 from . import machine
 from .relax import ceildiv
 
+PLAIN = "plain"  # no instruction for dot products of 8-bit integers
+_AMX = {"tdpbusd": "amx-int8", "tdpbf16ps": "amx-bf16"}
 _NEAR = 16 << 10  # bytes of weights that stay in a core's L1 cache beside the data
 
 
@@ -24,11 +26,22 @@ class Simd:
         inputs: How many a tile has to leave for its inputs. One where a multiply-add or a load broadcasts an
             element of memory. NEON's multiply-add takes an element of a register instead (by-element fmla),
             and LLVM loads those of several rows ahead: tiles that leave fewer than 9 keep sums on the stack.
+        dot: The instruction for dot products of 8-bit integers, a key of `schedule.dot.DOTS`. Kernels of
+            floats do not depend on it.
+        tiles: The instructions that multiply tiles of AMX, keys of `schedule.amx.INSTRUCTIONS`.
     """
 
     lanes: int
     registers: int
     inputs: int = 1
+    dot: str = field(default=PLAIN, compare=False, repr=False)
+    tiles: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def pairs(self) -> str:
+        """The instruction for products of 16 bits, a key of `schedule.dot.DOTS`: VNNI comes with another."""
+        name = self.dot.replace("vpdpbusd", "vpmaddwd")
+        return name if "pmaddwd" in name else PLAIN
 
     def fits(self, rows: int, blocks: int) -> bool:
         """Return whether a tile fits: accumulators, a vector of weights per block, and the inputs."""
@@ -85,10 +98,21 @@ def simd_of(target: tvm.target.Target) -> Simd:
     """Return the vector registers of a CPU target."""
     sets = machine.target_instruction_sets(target)
     if "avx512f" in sets:
-        return Simd(16, 32)
+        dot = _dot(sets, "vpdpbusd 512" if "avx512vnni" in sets else "vpmaddwd 512", "avx512bw")
+        system = machine.system(str(target.attrs.get("mtriple") or ""))
+        amx = _AMX if system == "Linux" and "amx-tile" in sets else {}  # which is asked for tiles
+        return Simd(16, 32, dot=dot, tiles=tuple(name for name, isa in amx.items() if isa in sets))
     if "avx" in sets:
-        return Simd(8, 16)
-    return NEON if "neon" in sets else Simd(4, 16)
+        vnni = "avxvnni" in sets or {"avx512vnni", "avx512vl"} <= {*sets}
+        return Simd(8, 16, dot=_dot(sets, "vpdpbusd 256" if vnni else "vpmaddwd 256", "avx2"))
+    if "neon" in sets:
+        return replace(NEON, dot=_dot(sets, "usdot 128", "i8mm"))
+    is_x86 = machine.architecture(str(target.attrs.get("mtriple") or "")) == "x86_64"  # which has SSE2
+    return Simd(4, 16, dot="pmaddwd 128" if is_x86 else PLAIN)
+
+
+def _dot(sets: tuple[str, ...], name: str, needs: str) -> str:
+    return name if needs in sets else PLAIN
 
 
 def pad_to(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:

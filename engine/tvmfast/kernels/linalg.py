@@ -14,7 +14,8 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n) with partial pivoting.
 
     The kernel writes L (without its diagonal of ones) and U in one matrix; the row permutation, int64 (count,
-    n); its sign, 1 or -1, (count,); and the 1-based index of the first zero pivot, or 0, int32 (count,).
+    n); its sign, 1 or -1, (count,); the 1-based index of the first zero pivot, or 0, int32 (count,); and the
+    1-based row that changed places with each row, in turn, int32 (count, n).
     """
 
     @T.prim_func(s_tir=True)
@@ -24,6 +25,7 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
         rows: T.Buffer((count, n), "int64"),
         sign: T.Buffer((count,), dtype),
         info: T.Buffer((count,), "int32"),
+        pivots: T.Buffer((count, n), "int32"),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         with T.sblock("lu"):
@@ -44,6 +46,7 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                         # NaN is a pivot, and stays one
                         if T.Or(kept[0] > T.abs(a[b, best[0], k]), kept[0] != kept[0]):
                             best[0] = k + 1 + i
+                    pivots[b, k] = best[0] + 1
                     if best[0] != k:
                         sign[b] = T.Cast(dtype, 0) - sign[b]
                         row[0] = rows[b, k]
@@ -73,7 +76,8 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n), of which the lower half is read, into L and its transpose.
 
     The kernel writes L and the 1-based index of the first row that shows that the matrix is not
-    positive-definite, or 0, int32 (count,).
+    positive-definite, or 0, int32 (count,). From that column on L has what is given, but the pivot
+    that is not positive: so LAPACK's potf2 leaves it.
     """
 
     @T.prim_func(s_tir=True)
@@ -94,12 +98,15 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                         total[0] = given[b, i, j]
                         for k in range(j):
                             total[0] = total[0] - a[b, i, k] * a[b, j, k]
-                        if i != j:
+                        if T.And(info[b] != 0, j + 1 >= info[b]):
+                            a[b, i, j] = given[b, i, j]
+                        elif i != j:
                             a[b, i, j] = total[0] / a[b, j, j]
-                        else:
-                            if T.And(info[b] == 0, T.Not(total[0] > T.Cast(dtype, 0))):
-                                info[b] = i + 1
+                        elif total[0] > T.Cast(dtype, 0):
                             a[b, i, i] = T.sqrt(total[0])
+                        else:
+                            info[b] = i + 1
+                            a[b, i, i] = total[0]
 
     return kernel
 

@@ -25,7 +25,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
-from tvm.s_tir import meta_schedule as ms
 
 from ..compiler.build import build
 from ..core import errors, machine
@@ -222,10 +221,9 @@ def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, *
 def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Callable:
     """Make the same of `tvm.compile` with MetaSchedule's records, a folder that its search wrote."""
     target = machine.host_target()
-    with target, ms.database.JSONDatabase(work_dir=records):
-        # The pipeline folds, fuses, and applies the records of the database.
-        mod = relax.get_pipeline("zero")(_exported(net, x))
-    return _on_virtual_machine(tvm.compile(mod, target=target))
+    # TVM's pipeline for its search, without trials: it fuses, applies the records, and packs the weights.
+    apply = relax.pipeline.static_shape_tuning_pipeline(0, target, records, cpu_weight_prepack=True)
+    return _on_virtual_machine(tvm.compile(apply(_exported(net, x)), target=target))
 
 
 def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:

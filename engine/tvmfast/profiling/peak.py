@@ -1,7 +1,8 @@
-"""The machine's peaks in computing and in reading memory, measured by two kernels.
+"""The machine's peaks in computing and in reading memory, measured by a kernel each.
 
 `python -m tvmfast bench` compares what a network reaches with `flops`; compare a kernel that moves more than
-it computes with `bandwidth`.
+it computes with `bandwidth`, one of 8-bit integers with `int8_ops`, one of pairs of bfloat16 with
+`bf16_flops`.
 
 Each thread repeats its own call, about a millisecond long, and waits for no other. For each repetition of
 the first thread, the speeds of what all threads run at that moment are added; the largest sum counts. So
@@ -25,6 +26,9 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
+from ..compiler import codegen
+from ..compiler.schedule import pairs
+from ..compiler.schedule.dot import DOTS, Dot
 from ..core import machine
 from ..core.compat import fast_tvmscript_parser
 from ..core.simd import simd_of
@@ -55,6 +59,46 @@ def flops(seconds: float = 1.0) -> float:
         return [functools.partial(kernel, x, y, tvm.runtime.tensor(initial), _STEPS)]
 
     return 2 * chains * lanes * _STEPS * _best(place, seconds)
+
+
+@functools.cache
+def int8_ops(seconds: float = 1.0) -> float:
+    """Measure the peak of the CPU's instruction for dot products of bytes, in operations/s; as `flops`.
+
+    It is that of `Simd.dot` (`vpdpbusd`, or else `vpmaddwd` of what int8 kernels widen to 16 bits; without
+    one, int32 arithmetic). A product counts 1, and so does its addition to an int32 sum.
+    """
+    chains, lanes = _shape()
+    dot = DOTS[simd_of(machine.host_target()).dot]
+    kernel = dot_recurrence(1, chains, lanes, dot)
+    random = np.random.default_rng(0)
+    weights = tvm.runtime.tensor(random.integers(-127, 127, lanes * dot.terms).astype(dot.weight))
+    initial = random.integers(-1000, 1000, (1, chains, lanes)).astype("int32")
+
+    def place():
+        return [functools.partial(kernel, weights, tvm.runtime.tensor(initial), _STEPS)]
+
+    return 2 * dot.terms * chains * lanes * _STEPS * _best(place, seconds)
+
+
+@functools.cache
+def bf16_flops(seconds: float = 1.0) -> float:
+    """Measure the peak of products of pairs of bfloat16, in FLOP/s; as `flops`.
+
+    Without AVX512_BF16 it is that of `flops`, as kernels compute in float32 then.
+    """
+    if "avx512bf16" not in machine.target_instruction_sets(machine.host_target()):
+        return flops(seconds)
+    chains, lanes = _shape()
+    kernel = pair_recurrence(1, chains, lanes)
+    packed = pairs.pack(np.full((2, lanes), 0.5, "float32"), 0, 1).reshape(lanes)
+    x, y = tvm.runtime.tensor(packed), tvm.runtime.tensor(packed)
+    initial = np.random.default_rng(0).random((1, chains, lanes), "float32")
+
+    def place():
+        return [functools.partial(kernel, x, y, tvm.runtime.tensor(initial), _STEPS)]
+
+    return 4 * chains * lanes * _STEPS * _best(place, seconds)
 
 
 @functools.cache
@@ -101,6 +145,62 @@ def recurrence(threads: int, chains: int, lanes: int) -> Callable:
                     accumulators[t, c, row] = accumulators[t, c, row] * x[row] + y[row]
 
     return tvm.compile(main, target=machine.host_target())["main"]
+
+
+@fast_tvmscript_parser()
+def dot_recurrence(threads: int, chains: int, lanes: int, dot: Dot) -> Callable:
+    """Compile a function of (weights, accumulators, steps): `recurrence` of dot products of integers.
+
+    In each step an accumulator's own bits, as numbers of 8 or 16 bits, are the data that are multiplied by
+    the weights, (lanes * terms,), and added to it: an instruction that did not depend on the step before
+    could be left out. `accumulators` are int32 (threads, chains, lanes).
+    """
+    row, count = tvm.tirx.Ramp(0, 1, lanes), lanes * dot.terms
+    all_weights = tvm.tirx.Ramp(0, 1, count)
+
+    def added(sums, weights):
+        if dot.apply is None:
+            return sums * weights.astype(f"int32x{lanes}") + sums
+        return dot.apply(sums, T.reinterpret(f"{dot.data}x{count}", sums), weights)
+
+    @T.prim_func
+    def main(
+        weights: T.Buffer((count,), dot.weight),
+        accumulators: T.Buffer((threads, chains, lanes), "int32"),
+        steps: T.int32,
+    ):
+        T.func_attr({"tirx.noalias": True})
+        for t in range(threads):
+            for _ in range(steps):
+                for c in T.unroll(chains):
+                    accumulators[t, c, row] = added(accumulators[t, c, row], weights[all_weights])
+
+    return tvm.compile(main, target=machine.host_target())["main"]
+
+
+@fast_tvmscript_parser()
+def pair_recurrence(threads: int, chains: int, lanes: int) -> Callable:
+    """Compile a function of (x, y, accumulators, steps): `steps` times, the products of two pairs are added.
+
+    `x` and `y` are pairs of bfloat16, int32 (lanes,); `accumulators` are float32 (threads, chains, lanes).
+    """
+
+    @T.prim_func
+    def main(
+        x: T.Buffer((lanes,), "int32"),
+        y: T.Buffer((lanes,), "int32"),
+        accumulators: T.Buffer((threads, chains, lanes), "float32"),
+        steps: T.int32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
+        for t in range(threads):
+            for _ in range(steps):
+                for c in T.unroll(chains):
+                    for i in T.vectorized(lanes):
+                        accumulators[t, c, i] = accumulators[t, c, i] + pairs.dot(x[i], y[i])
+
+    kernels = {tvm.ir.GlobalVar("main"): pairs.accumulate(main)}
+    return codegen.compile_kernels(kernels, machine.host_target(), runs_here=True)["main"]
 
 
 @fast_tvmscript_parser()

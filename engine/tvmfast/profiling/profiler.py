@@ -34,9 +34,9 @@ from .trace import write_chrome_trace
 
 @dataclass
 class Kernel:
-    """Statistics of a kernel: calls per run, seconds of these calls by run, FLOPs and bytes moved.
+    """Statistics of a kernel: calls per run, seconds of these calls by run, operations and bytes moved.
 
-    `flops` and `bytes` are those of all its calls in a run.
+    `flops`, `bytes`, and the `bf16_flops` and `int_ops` of `costs.count` are those of all its calls in a run.
     """
 
     name: str
@@ -47,16 +47,31 @@ class Kernel:
     operators: list[str]
     makes: str
     schedule: str
+    bf16_flops: int = 0
+    int_ops: int = 0
+
+    @property
+    def operations(self) -> int:
+        """Those of floating-point numbers and of integers."""
+        return self.flops + self.int_ops
+
+    @property
+    def computing(self) -> float:
+        """The least seconds that its operations take, each kind at its peak: they share the same units."""
+        seconds = (self.flops - self.bf16_flops) / peak.flops()
+        if self.bf16_flops:
+            seconds += self.bf16_flops / peak.bf16_flops()
+        return seconds + (self.int_ops / peak.int8_ops() if self.int_ops else 0)
 
     @property
     def limit(self) -> float:
-        """The roofline's lower bound in seconds: max(flops / peak FLOP/s, bytes / peak bandwidth)."""
-        return max(self.flops / peak.flops(), self.bytes / peak.bandwidth())
+        """The roofline's lower bound in seconds: max(`computing`, bytes / peak bandwidth)."""
+        return max(self.computing, self.bytes / peak.bandwidth())
 
     @property
     def bound(self) -> str:
         """The roofline limit that binds: "compute" or "memory"."""
-        return "compute" if self.flops / peak.flops() > self.bytes / peak.bandwidth() else "memory"
+        return "compute" if self.computing > self.bytes / peak.bandwidth() else "memory"
 
     def __str__(self) -> str:
         return f"{self.name[:38] + '…' if len(self.name) > 40 else self.name}, {self.makes}"
@@ -66,9 +81,10 @@ class Kernel:
 class Profile(Table):
     """Kernels by name, those that take the most time first.
 
-    `limit`, and what depends on it, compare with `peak.flops` and `peak.bandwidth`, which are measured on
-    first use, in about a second. The latter is main memory's: a kernel that finds its data in a cache can
-    exceed it.
+    `limit`, and what depends on it, compare with `peak.flops` and `peak.bandwidth`, and where kernels compute
+    with integers or pairs of bfloat16 with `peak.int8_ops` and `peak.bf16_flops`. Each is measured on first
+    use, in about a second. The bandwidth is main memory's: a kernel that finds its data in a cache can exceed
+    it. Operations on wider integers than bytes have lower peaks than `peak.int8_ops`.
 
     Attributes:
         compiled: The network.
@@ -88,7 +104,7 @@ class Profile(Table):
 
     formatters = (
         dict.fromkeys(("ms", "iqr (ms)"), "{:.3f}".format)
-        | dict.fromkeys(("MFLOP", "MB", "GFLOP/s", "GB/s"), "{:.1f}".format)
+        | dict.fromkeys(("MFLOP", "int Mop", "MB", "GFLOP/s", "int Gop/s", "GB/s"), "{:.1f}".format)
         | dict.fromkeys(("share", "of limit"), "{:.0%}".format)
     )
     text_columns = "operators", "makes", "bound", "schedule"
@@ -108,19 +124,22 @@ class Profile(Table):
             counts = graph["costs"][name]
             if name in functions:
                 counts = counts | costs.count(functions[name], self.sizes)
-            flops, reads, writes = (
-                evaluate(counts[each], self.sizes) for each in ("flops", "reads", "writes")
+            # A network saved by an older version has no counts of integers and pairs.
+            flops, bf16_flops, int_ops, reads, writes = (
+                len(calls) * evaluate(counts.get(each, 0), self.sizes) for each in costs.KINDS
             )
             shape = (evaluate(dim, self.sizes) for dim in shapes[name] or ())
             kernel = Kernel(
                 name,
                 len(calls),
                 Timing(name, [sum(total[name]) for total in spent]),
-                flops=len(calls) * flops,
-                bytes=len(calls) * (reads + writes),
+                flops=flops,
+                bytes=reads + writes,
                 operators=counts["operators"],
                 makes="x".join(map(str, shape)) or "a number",
                 schedule=schedule_text(graph["kernels"][name]),
+                bf16_flops=bf16_flops,
+                int_ops=int_ops,
             )
             kernels.append(kernel)
         kernels.sort(key=lambda kernel: -kernel.timing.median)
@@ -141,11 +160,12 @@ class Profile(Table):
 
         "ms" is the median over the runs and "iqr (ms)" their interquartile range; "share" is relative to the
         sum of these medians; "of limit" is the roofline's lower bound for the time, by the limit that "bound"
-        names, as a fraction of the time.
+        names, as a fraction of the time. The operations on integers have columns if there are any.
         """
         import pandas as pd  # for speed: only where a table is shown
 
         total = sum(kernel.timing.median for kernel in self.kernels.values())
+        has_integers = any(kernel.int_ops for kernel in self.kernels.values())
         rows = []
         for kernel in self.kernels.values():
             seconds = kernel.timing.median
@@ -158,8 +178,10 @@ class Profile(Table):
                 "iqr (ms)": kernel.timing.iqr * 1e3,
                 "share": seconds / total,
                 "MFLOP": kernel.flops / 1e6,
+                **({"int Mop": kernel.int_ops / 1e6} if has_integers else {}),
                 "MB": kernel.bytes / 1e6,
                 "GFLOP/s": kernel.flops / seconds / 1e9,
+                **({"int Gop/s": kernel.int_ops / seconds / 1e9} if has_integers else {}),
                 "GB/s": kernel.bytes / seconds / 1e9,
                 "bound": kernel.bound,
                 "of limit": kernel.limit / seconds,
@@ -200,12 +222,17 @@ class Profile(Table):
 
     def roofline(self) -> Any:
         """Draw the kernels under the machine's roofline; see `plots.roofline`."""
-        return draw("roofline", {"kernels": self.dots}, peak.flops(), peak.bandwidth())
+        others = {}
+        if any(kernel.int_ops for kernel in self.kernels.values()):
+            others["bytes"] = peak.int8_ops()
+        if any(kernel.bf16_flops for kernel in self.kernels.values()):
+            others["pairs of bfloat16"] = peak.bf16_flops()
+        return draw("roofline", {"kernels": self.dots}, peak.flops(), peak.bandwidth(), others)
 
     @property
     def dots(self) -> list[tuple[int, int, float]]:
         """Operations, bytes and seconds in a run of each kernel with operations, for `plots.roofline`."""
-        return [(k.flops, k.bytes, k.timing.median) for k in self.kernels.values() if k.flops]
+        return [(k.operations, k.bytes, k.timing.median) for k in self.kernels.values() if k.operations]
 
     def to_csv(self, path: str | os.PathLike) -> Path:
         """Write `frame` to a file of comma-separated values; return its path."""
@@ -229,6 +256,7 @@ class Profile(Table):
                     "makes": kernel.makes,
                     "schedule": kernel.schedule,
                     "MFLOP": kernel.flops / kernel.calls / 1e6,
+                    "int Mop": kernel.int_ops / kernel.calls / 1e6,
                     "MB": kernel.bytes / kernel.calls / 1e6,
                 }
             kind = "kernel" if kernel else "virtual machine"

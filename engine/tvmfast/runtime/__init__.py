@@ -5,5 +5,6 @@ pool        opens libraries, and runs their parallel loops on the threads of poo
 saved       the files of a saved network: writing, checking, reading
 stopwatch   the times of all calls in a run
 tensors     TVM tensors in the CPU's memory; inputs as kernels read them
+on_gpu      whether a GPU runs a network, and inputs in its memory
 fork        runs on TVM's threads in children of a fork
 """

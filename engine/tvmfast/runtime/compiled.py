@@ -100,7 +100,7 @@ class Compiled:
         made._main = self._main and self._function(graph["function"])
         return made
 
-    def _start(self, library: Any) -> Callable:
+    def _start(self, library: Any) -> Callable | None:
         opened: tuple = pool.open_library(library) if isinstance(library, Path) else library.open()
         module, self._on_pool = opened
         machine = start_machine(module, tvm_ffi.DLDeviceType.kDLCPU)
@@ -402,6 +402,124 @@ class Compiled:
         function("SaveParamsToFile")(self.arrays_of_all, str(params))
 
 
+class CompiledForGPU(Compiled):
+    """A network compiled for an NVIDIA GPU: a `Compiled` whose parameters and temporaries are in its memory.
+
+    Attributes:
+        device: TVM's device, where this machine can run the network; else None.
+    """
+
+    device: Any = None
+
+    def __init__(self, library: Any, graph: dict, params: dict, target: Any, opt_level: int):
+        """As of `Compiled`."""
+        if not isinstance(target, dict):
+            described = json.loads(machine.target_json(target))
+            host = {"architecture": machine.architecture(), "system": machine.system()}
+            target = {"target": described, "instruction_sets": [], **host}
+        super().__init__(library, graph, params, target, opt_level)
+
+    def _start(self, library: Any) -> Callable | None:
+        import tvm  # for speed: a CPU's network does without
+        from tvm import relax  # for speed: a CPU's network does without
+
+        from . import on_gpu  # for speed: it imports TVM
+
+        self._cannot = on_gpu.cannot_run(self.target)
+        if self._cannot:
+            return None
+        self.device = tvm.cuda()
+        if isinstance(library, Path):
+            library = pool.open_library(library)[0]
+        module = getattr(library, "mod", library)
+        self._params = tvm_ffi.convert([self._on_device(array) for array in self.params.values()])
+        vm: Any = relax.VirtualMachine(module, self.device)
+        self._vm = vm
+        return vm["main"]
+
+    def run(
+        self, values: list, params: dict | None = None, held: list[tvm_ffi.Tensor] | None = None
+    ) -> list[tvm_ffi.Tensor]:
+        """Run the network on a list of inputs, as a call does.
+
+        Args:
+            values: The inputs; those already in the GPU's memory are not copied.
+            params: Arrays that replace the parameters of these names; likewise.
+            held: See `Compiled.run`.
+
+        Returns:
+            TVM tensors in the GPU's memory, possibly not yet computed: `self.device.sync()` waits for them.
+
+        Raises:
+            RuntimeError: This machine cannot run the library.
+            ValueError: Parameters are passed to a network that is a CUDA graph.
+        """
+        tensors = self.to_device(values)
+        if self._main is None:
+            raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
+        weights = self._params
+        if params:
+            if self.graph["is_cuda_graph"]:
+                raise ValueError(
+                    "params: a CUDA graph keeps the parameters that it was recorded with; build the network "
+                    'without "relax.backend.use_cuda_graph" to pass others'
+                )
+            arrays = dict(zip(self.params, self._params, strict=True))
+            arrays |= {name: self._on_device(array) for name, array in params.items()}
+            weights = tvm_ffi.convert(list(arrays.values()))
+        return self._advance(self._main, tensors, weights, held)
+
+    def _on_device(self, tensor: Any) -> tvm_ffi.Tensor:
+        from . import on_gpu  # for speed: it imports TVM
+
+        return tensor if tensor.device == self.device else on_gpu.copied(tensor, self.device)
+
+    def to_device(self, values: list) -> list[tvm_ffi.Tensor]:
+        """Return the inputs, checked, in the GPU's memory; those already there are not copied."""
+        from . import on_gpu  # for speed: it imports TVM
+
+        if len(values) != len(self.inputs):
+            raise TypeError(f"expected {len(self.inputs)} inputs, got {len(values)}")
+        both = zip(values, self.inputs, strict=True)
+        return [on_gpu.on_device(value, spec, self.device) for value, spec in both]
+
+    @contextlib.contextmanager
+    def instrumented(self, instrument: Any) -> Iterator[None]:
+        """Call `instrument` around each call of a run, when the GPU has finished what came before.
+
+        Raises:
+            ValueError: The network is a CUDA graph, which the virtual machine launches as a whole.
+        """
+        if self.graph["is_cuda_graph"]:
+            raise ValueError(
+                "a CUDA graph is launched as a whole: to see its kernels, build the network without "
+                '"relax.backend.use_cuda_graph"'
+            )
+
+        def waiting(*args: Any) -> Any:
+            self.device.sync()
+            return instrument(*args)
+
+        with super().instrumented(waiting):
+            yield
+
+    def source(self, kernel: str | None = None, fmt: str = "cuda") -> str:
+        """Return the CUDA source of the functions that one of `kernels` launches, or of all.
+
+        Raises:
+            ValueError: The kernel is unknown, another `fmt` is wanted, or the network was loaded.
+        """
+        if fmt != "cuda":
+            raise ValueError(f"fmt: a network for a GPU has source in 'cuda'; got {fmt!r}")
+        if isinstance(self._library, bytes):
+            return super().source(kernel)
+        self._known(kernel)
+        return self._library.source(kernel)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("generic CPU", f"CUDA {self.target.attrs['arch']}")
+
+
 class Session:
     """A network with a state of its own, called as the network is; `Compiled.session` makes one.
 
@@ -481,12 +599,16 @@ def load(path: str | os.PathLike) -> Compiled:
         names = [name for each in (graph, *graph.get("variants", ())) for name in each["params"]]
         params = {name: arrays[name] for name in names}
         library = (folder / "lib.so").resolve()
+        kind = CompiledForGPU if manifest["target"]["kind"] == "cuda" else Compiled
         try:
-            return Compiled(library, graph, params, saved.build_info_in(manifest), manifest["opt_level"])
+            made = kind(library, graph, params, saved.build_info_in(manifest), manifest["opt_level"])
         except (RuntimeError, OSError) as error:
             raise RuntimeError(
                 f"{path}/lib.so does not open ({error}): build it again for this machine"
             ) from error
+        if isinstance(made, CompiledForGPU) and made.device is None:
+            raise RuntimeError(f"{path} cannot run here: {made._cannot}. Build it again for this machine.")
+        return made
 
     return saved.read(path, compiled)
 

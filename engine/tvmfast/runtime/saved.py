@@ -222,8 +222,8 @@ def _read_manifest(folder: Path, name: Path) -> dict:
         raise ValueError(
             f"{name}/manifest.json: expected the files {', '.join(FILES)}; got {', '.join(manifest['files'])}"
         )
-    if manifest["target"].get("kind") != "llvm":
-        raise ValueError(f"{name}/manifest.json: its target {manifest['target']} is not of kind llvm")
+    if manifest["target"].get("kind") not in ("llvm", "cuda"):
+        raise ValueError(f"{name}/manifest.json: its target {manifest['target']} is not of kind llvm or cuda")
     return manifest
 
 

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from ..compiler.schedule.rules import RULES
 from ..compiler.schedule.workloads.workload import Workload
 from ..core.relax import ceildiv, round_up
@@ -38,4 +40,5 @@ def features(workload: Workload, config: dict, simd: Simd, threads: int) -> list
         float(config.get("m", 0)),
         float(config.get("block_oh", 0)),
         float(loops.stride),
+        float(np.dtype(workload.dtype).itemsize),
     ]

@@ -36,10 +36,11 @@ _POPULATION = 128  # traces that evolve between batches; with TVM's 512 a batch 
 def tasks(mod: tvm.IRModule, params: dict, target: Any = None) -> list[Task]:
     """List the kernels of a network that reduce over an axis and that have no other workload, as tasks."""
     found = all_tasks(mod, params, target)
-    return [task for task in found if isinstance(task.workload, Kernel) and _reduces(task.workload.func)]
+    return [task for task in found if isinstance(task.workload, Kernel) and reduces(task.workload.func)]
 
 
-def _reduces(func: tvm.tirx.PrimFunc) -> bool:
+def reduces(func: tvm.tirx.PrimFunc) -> bool:
+    """Tell whether a kernel reduces over an axis."""
     sch = Schedule(tvm.IRModule({"main": func}))
     axes = (axis for block in annotations.blocks_of(sch) for axis in sch.get(block).iter_vars)
     return any(axis.iter_type == IterVar.CommReduce for axis in axes)

@@ -118,12 +118,18 @@ def build(candidate: Candidate) -> Any:
     return codegen.compile_kernels({var: scheduled[var]}, target, runs_here=False)
 
 
+def build_module(given: tuple[tvm.IRModule, tvm.target.Target]) -> Any:
+    """Build the library of a module for a target, with TVM's own passes."""
+    return tvm.tirx.build(*given)
+
+
 def kernel(candidate: Candidate) -> tvm.IRModule:
     """Lower a candidate to TensorIR and schedule it: a module with the function "main"; see `arguments`."""
     workload, config = candidate.workload, candidate.config
     simd = simd_of_key(candidate.target)
-    data = te.placeholder(workload.packed_input_shape(simd.lanes), name="data")
-    weight = te.placeholder(workload.packed_shape(config, simd.lanes), name="weight")
+    data = te.placeholder(workload.packed_input_shape(simd.lanes), workload.dtypes[0], "data")
+    packed = workload.packed_shape(config, simd.lanes)
+    weight = te.placeholder(packed, workload.packed_dtype(config), "weight")
     func = te.create_prim_func([data, weight, workload.compute(data, weight, config)])
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     return schedule_kernels(simd)(module)
@@ -142,7 +148,7 @@ def arguments(candidate: Candidate, device: tvm.runtime.Device) -> list[list[tvm
     """Make the arguments of a kernel's calls: one list of data, packed weight and output buffer."""
     workload, lanes = candidate.workload, candidate.lanes
     data, weight, _ = _inputs(workload)
-    output = np.zeros(workload.output_shape(candidate.config, lanes), "float32")
+    output = np.zeros(workload.output_shape(candidate.config, lanes), workload.dtypes[2])
     arrays = workload.pack_input(data, lanes), workload.pack(weight, candidate.config, lanes), output
     return [[tvm.runtime.tensor(array, device) for array in arrays]]
 
@@ -165,7 +171,7 @@ def check_and_time(
     _, _, expected = _inputs(candidate.workload)
     output = candidate.workload.unpack_output(tensors[-1].numpy(), candidate.lanes)
     difference = np.abs(output - expected).max() / np.abs(expected).max()
-    if not difference <= _TOLERANCE:
+    if not difference <= (_TOLERANCE if candidate.workload.dtype == "float32" else 0):
         raise ValueError(f"its result differs by {difference:.1e} of the largest magnitude")
     timer = library.time_evaluator(
         "main",
@@ -180,10 +186,15 @@ def check_and_time(
 
 @functools.lru_cache(maxsize=2)
 def _inputs(workload: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return random data and weight of a workload, and NumPy's output for them."""
+    """Return random data and weight of a workload, and NumPy's output for them, exact of integers."""
     random = np.random.default_rng(0)  # the same in every trial
-    data = random.standard_normal(workload.data, dtype="float32")
-    weight = random.standard_normal(workload.weight, dtype="float32")
-    expected = workload.reference(data, weight)
+    if workload.dtype == "float32":
+        data = random.standard_normal(workload.data, dtype="float32")
+        weight = random.standard_normal(workload.weight, dtype="float32")
+        expected = workload.reference(data, weight)
+    else:
+        data = random.integers(0, 256, workload.data, "uint8")
+        weight = random.integers(-127, 128, workload.weight, "int8")
+        expected = workload.reference(data.astype("float64"), weight.astype("float64"))  # below 2^53
     clock.sleep(_SPIN)
     return data, weight, expected

@@ -10,7 +10,7 @@ from tvm.relax import op as R
 from tvmfast.frontends.ops.common import logarithm, reduced_axes
 
 from ..ir import Expr, const
-from .operator import OPERATORS, axis_list, dtype_of, known_shape, operator, relax_function
+from .operator import OPERATORS, axis_list, dtype_of, known_shape, operator, rank_of, relax_function
 
 UNARY = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "erf",
@@ -68,7 +68,7 @@ for (_name, _relax), _body in {
 
 
 def _reduced(data, axis, exclude) -> list[int]:
-    return reduced_axes(len(known_shape(data)), axis_list(axis) or [], exclude)
+    return reduced_axes(rank_of(data), axis_list(axis) or [], exclude)
 
 
 def _reduction(name, function, relax_name):

@@ -6,7 +6,7 @@ from tvm.relax import op as R
 from tvmfast.frontends.ops.common import local_response_norm, product
 
 from ..ir import Attrs
-from .operator import axis_list, dtype_of, known_shape, operator, relax_function
+from .operator import axis_list, dtype_of, known_shape, operator, rank_of, relax_function
 from .shapes import turned
 
 for (_name, _relax), _body in {
@@ -34,14 +34,15 @@ def _convolution(name):
 
     def body(data, weight, /, **attrs):
         a = Attrs(attrs)
-        if not transposed:
+        blocked = any(map(str.isdigit, a.data_layout + a.kernel_layout + a.out_layout))
+        if not transposed and not blocked:
             window, layouts = (a.strides, a.padding, a.dilation), (a.data_layout, a.kernel_layout)
             return function(
                 data, weight, *window, a.groups, *layouts, a.out_layout or None, a.out_dtype or None
             )
-        # Relax lowers one layout only.
+        # Relax lowers one layout only, of transposed ones and of those that a script has blocked.
         data, weight = turned(data, a.data_layout, layout), turned(weight, a.kernel_layout, kernel)
-        window = a.strides, a.padding, a.output_padding, a.dilation
+        window = (a.strides, a.padding, *([a.output_padding] if transposed else []), a.dilation)
         result = function(data, weight, *window, a.groups, layout, kernel, None, a.out_dtype or None)
         return turned(result, layout, a.out_layout or a.data_layout)
 
@@ -69,7 +70,7 @@ def batch_matmul(tensor_a, tensor_b, /, out_dtype="", transpose_a=False, transpo
 
 @operator("nn.bias_add", relax="add reshape")
 def bias_add(data, bias, /, axis=1):
-    rank = len(known_shape(data))
+    rank = rank_of(data)
     shape = [1] * rank
     shape[axis % rank] = -1
     return R.add(data, R.reshape(bias, shape))

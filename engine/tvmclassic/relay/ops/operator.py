@@ -15,7 +15,7 @@ from tvm.relax import op as R
 
 from tvmfast.core.relax import static_shape
 
-from ..ir import Call, Expr, Op, TupleWrapper, as_expr
+from ..ir import Call, Constant, Expr, Op, TupleWrapper, as_expr
 
 OPERATORS: dict[str, "Operator"] = {}
 
@@ -136,6 +136,11 @@ def known_shape(x) -> tuple[int, ...]:
     return shape
 
 
+def rank_of(x) -> int:
+    """Return the number of axes, which is known where their lengths are not."""
+    return int(x.ty.ndim)
+
+
 def axis_list(axis):
     if axis is None or axis == [] or axis == ():
         return None
@@ -144,4 +149,6 @@ def axis_list(axis):
 
 def numbers_of(value) -> list:
     """Return the elements of an attribute that may be a constant expression, as a flat list."""
+    if isinstance(value, Expr) and not isinstance(value, Constant):
+        raise ValueError("expected constants as its attributes; relay.vm runs programs that compute them")
     return np.ravel(value.data.numpy() if isinstance(value, Expr) else value).tolist()

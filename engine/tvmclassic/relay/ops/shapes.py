@@ -1,6 +1,7 @@
 """Operators that move elements: shapes, slices, indices, order."""
 
 import math
+import re
 
 import numpy as np
 import tvm
@@ -10,7 +11,7 @@ from tvm.relax import op as R
 from tvmfast.core.bounds_check import checked
 from tvmfast.frontends.ops.common import reshaped
 
-from .operator import axis_list, known_shape, numbers_of, operator
+from .operator import axis_list, known_shape, numbers_of, operator, rank_of
 
 for (_name, _relax), _body in {
     ("reshape_like", "reshape"): lambda data, shape_like, /: R.reshape(data, known_shape(shape_like)),
@@ -43,7 +44,7 @@ def reshape(data, /, newshape, allowzero=False):
 
 @operator("expand_dims", relax="expand_dims")
 def expand_dims(data, /, axis, num_newaxis=1):
-    first = axis if axis >= 0 else axis + len(known_shape(data)) + 1
+    first = axis if axis >= 0 else axis + rank_of(data) + 1
     return R.expand_dims(data, list(range(first, first + num_newaxis)))
 
 
@@ -154,9 +155,45 @@ def layout_transform(data, /, src_layout, dst_layout):
 
 
 def turned(data, source: str, wanted: str):
-    """Transpose `data` from layout `source` to layout `wanted`; each letter names an axis."""
-    if sorted(source) != sorted(wanted):
-        raise NotImplementedError(
-            f"expected a layout of the axes {source}, got {wanted}: tn.build chooses blocked ones"
-        )
-    return data if source == wanted else R.permute_dims(data, [source.index(axis) for axis in wanted])
+    """Return `data` in layout `wanted` instead of `source`.
+
+    Each letter names an axis, and 16c one of 16 elements of the axis C. Raises ValueError for layouts of
+    different axes, or a block that does not divide its axis.
+    """
+    before, after = axes_of(source), axes_of(wanted)
+    whole = [letter for letter, factor in before if not factor]
+    if sorted(whole) != sorted(letter for letter, factor in after if not factor):
+        raise ValueError(f"expected a layout of the axes {''.join(whole)}, got {wanted}")
+    if source == wanted:
+        return data
+    if len(before) == len(after) == len(whole):
+        return R.permute_dims(data, [source.index(axis) for axis in wanted])
+    if isinstance(data, tvm.ir.Call):
+        data = relax.BlockBuilder.current().emit(data)  # a variable knows its shape
+    shape, order = known_shape(data), []
+    sizes, axes = [], {}  # of the blocks that are wanted, one after another; their positions, by axis
+    for letter in whole:
+        parts = [n for block in (False, True) for n in _positions(before, letter, block)]
+        factors = [factor for axis, factor in after if factor and axis == letter]
+        size = math.prod(shape[n] for n in parts)
+        if size % math.prod(factors):
+            raise ValueError(
+                f"layout {wanted}: the axis {letter} has {size} elements, no multiple of its block"
+            )
+        order += parts
+        axes[letter] = [*range(len(sizes), len(sizes) + 1 + len(factors))]
+        sizes += [size // math.prod(factors), *factors]
+    data = R.reshape(R.permute_dims(data, order), sizes)
+    blocks = {letter: iter(positions[1:]) for letter, positions in axes.items()}
+    return R.permute_dims(
+        data, [next(blocks[letter]) if factor else axes[letter][0] for letter, factor in after]
+    )
+
+
+def axes_of(layout: str) -> list[tuple[str, int]]:
+    """Return the axes of a layout by the letter of the whole axis: [("C", 0), ("C", 16)] for C and 16c."""
+    return [(letter.upper(), int(factor or 0)) for factor, letter in re.findall(r"(\d*)([A-Za-z])", layout)]
+
+
+def _positions(axes, letter: str, block: bool) -> list[int]:
+    return [n for n, (axis, factor) in enumerate(axes) if axis == letter and bool(factor) is block]

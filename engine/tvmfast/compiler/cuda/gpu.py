@@ -19,10 +19,10 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 
 from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
+from ...runtime import on_gpu
 from .tensor_cores import TensorCores
 
 _LOG = logging.getLogger(__name__)
-WITHOUT_GPU = "sm_80"  # the arch of "cuda" on a machine without a GPU
 _OLDEST = 75  # the oldest architecture that CUDA 13 compiles for
 _MANY = 256  # blocks of a launch that keep a GPU busy: two for each multiprocessor of a large one
 _THREADS = 1024  # of a block, at most
@@ -73,7 +73,7 @@ def with_arch(target):
     options = {"kind": target} if isinstance(target, str) else target
     if not isinstance(options, dict) or options.get("kind") != "cuda" or options.get("arch"):
         return target
-    return {**options, "arch": _arch_of(tvm.cuda())}
+    return {**options, "arch": on_gpu.arch_of(tvm.cuda())}
 
 
 def resolved(target: tvm.target.Target) -> tvm.target.Target:
@@ -83,29 +83,11 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
         ValueError: CUDA 13 does not compile for its architecture.
     """
     arch = str(target.attrs["arch"])
-    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch) or _version(arch) < _OLDEST:
+    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch) or on_gpu.version(arch) < _OLDEST:
         raise ValueError(
             f"target of kind 'cuda': expected an arch from sm_{_OLDEST} on, such as 'sm_80'; got {arch!r}"
         )
     return target if target.host else target.with_host(machine.host_target())
-
-
-def cannot_run(target: tvm.target.Target) -> str | None:
-    """Return why this machine cannot run code for a target of kind "cuda"; None if it can."""
-    device, arch = tvm.cuda(), str(target.attrs["arch"])
-    if not device.exist:
-        return f"it is built for CUDA ({arch}), and TVM finds no CUDA device on this machine"
-    here = _arch_of(device)
-    same = _version(arch) // 10 == _version(here) // 10 and _version(arch) <= _version(here)
-    return None if same else f"it is built for {arch}, this machine's GPU ({device.device_name}) is {here}"
-
-
-def _arch_of(device) -> str:
-    return f"sm_{device.compute_version.replace('.', '')}" if device.exist else WITHOUT_GPU
-
-
-def _version(arch: str) -> int:
-    return int(re.sub(r"\D", "", arch))
 
 
 # ---------------------------------------------------------------- kernels

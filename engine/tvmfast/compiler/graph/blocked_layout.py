@@ -21,20 +21,32 @@ from tvm import relax, te, tirx
 
 from ...core.compat import CONCATENATE, OUT_EWISE_FUSABLE
 from ...core.protocols import Lookup
-from ...core.relax import ceildiv, constant_array, known_shape, on_each_function, shape_text, unwrap_ints
+from ...core.relax import (
+    ceildiv,
+    constant_array,
+    known_shape,
+    on_each_function,
+    shape_text,
+    unwrap_ints,
+)
 from ...core.simd import Simd, pad_to
-from ..schedule.rules import repack_channels
+from ..schedule.rules import amx_conv, paired, repack_channels
 from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
+from .half_precision import rounded
+from .quantized import CONV2D
 
 # Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
-    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "maximum", "minimum", "multiply", "negative",
-    "round", "sigmoid", "sin", "subtract", "tanh",
+    "abs", "add", "ceil", "clip", "cos", "erf", "floor", "left_shift", "maximum", "minimum", "multiply",
+    "negative", "right_shift", "round", "sigmoid", "sin", "subtract", "tanh",
     "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus",
 )}  # fmt: skip
 _OTHERS = {f"relax.{name}" for name in ("divide", "exp", "log", "power", "rsqrt", "sqrt", "square")}
+# Elementwise operators with another dtype than their operand's, which is a result of these or of integers.
+_CONVERSIONS = ("relax.astype", "relax.quantize", "relax.dequantize")
+_BLOCKED_DTYPES = ("float32", "uint8", "int8")
 _WINDOW = ("pool_size", "strides", "padding", "dilation", "ceil_mode", "count_include_pad")
 _POOLS = {
     "relax.nn.max_pool2d": (relax.op.nn.max_pool2d, _WINDOW),
@@ -46,12 +58,18 @@ _BY_AXIS = ("pool_size", "strides", "padding", "dilation", "output_size")
 _RESHAPES = {f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")}
 
 
-def block_layouts(simd: Simd, lookup: Lookup | None = None) -> tvm.transform.Pass:
+def block_layouts(
+    simd: Simd, lookup: Lookup | None = None, dtype: str | None = None, in_pairs: bool = False
+) -> tvm.transform.Pass:
     """Make the pass for blocks of `simd.lanes` channels; it needs constant weights, so run it after folding.
 
-    Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution.
+    Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution. With
+    a `dtype`, packed weights are rounded to it; see half_precision.py. With `in_pairs`, the rules of
+    paired.py multiply.
     """
-    return on_each_function("BlockLayouts", lambda mod: _Blocker(mod, simd, lookup), adds_kernels=True)
+    return on_each_function(
+        "BlockLayouts", lambda mod: _Blocker(mod, simd, lookup, dtype, in_pairs), adds_kernels=True
+    )
 
 
 @dataclass(frozen=True)
@@ -68,9 +86,9 @@ class _Blocked:
 
 @relax.expr_functor.mutator
 class _Blocker(relax.PyExprMutator):
-    def __init__(self, mod, simd, lookup):
+    def __init__(self, mod, simd, lookup, dtype, in_pairs):
         super().__init__(mod)
-        self.simd, self.lookup = simd, lookup
+        self.simd, self.lookup, self.dtype, self.in_pairs = simd, lookup, dtype, in_pairs
         self.lanes = simd.lanes
         self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
@@ -126,10 +144,14 @@ class _Blocker(relax.PyExprMutator):
         name = value.op.name
         if name in ("relax.nn.conv1d", "relax.nn.conv2d"):
             return self._conv2d(value)
+        if name == CONV2D:
+            return self._conv2d_of_integers(value)
         if not any(arg in self.blocked for arg in _variables(value)):
             return None
         if name in _FINITE or name in _OTHERS:
             return self._elementwise(value)
+        if name in _CONVERSIONS:
+            return self._converted(value)
         if name in _POOLS or name in _OF_LINES:
             return self._pool(value)
         if name in _RESHAPES:
@@ -144,11 +166,11 @@ class _Blocker(relax.PyExprMutator):
     # ------------------------------------------------------------ between the layouts
 
     def _block(self, arg) -> _Blocked | None:
-        """Return `arg` in NCHW[x]c; None unless it is a float32 tensor of images or lines."""
+        """Return `arg` in NCHW[x]c; None unless it is a tensor of images or lines, of float32 or bytes."""
         if arg in self.blocked:
             return self.blocked[arg]
         shape = _image_shape(arg.ty)
-        if shape is None or str(arg.ty.dtype) != "float32":
+        if shape is None or str(arg.ty.dtype) not in _BLOCKED_DTYPES:
             return None
         name = f"to_{self.layout}"
         call = self.builder_.call_te(_to_blocks, self.visit_expr(arg), self.lanes, primfunc_name_hint=name)
@@ -178,6 +200,8 @@ class _Blocker(relax.PyExprMutator):
         conv = Convolution(one_image(found.shape), weight.shape, *found.window, groups, not is_image)
         static = all(isinstance(dim, int) for dim in found.shape[1:])
         config = conv.config(self.lookup, self.simd) if static else conv.config_for_dynamic_dims(self.simd)
+        if self.in_pairs and static:
+            config = paired.instead_of(conv, config, found.shape, self.simd)
         source = self.visit_expr(data) if is_image else block.expr
         if is_image and found.is_line:
             source = self.builder_.emit(relax.op.expand_dims(source, 2))
@@ -195,7 +219,7 @@ class _Blocker(relax.PyExprMutator):
         result = self.builder_.call_te(
             compute,
             source,
-            relax.const(conv.pack(weight, config, lanes)),
+            relax.const(rounded(conv.pack(weight, config, lanes), self.dtype)),
             primfunc_name_hint="depthwise_conv2d" if conv.is_depthwise else "conv2d",
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )
@@ -203,6 +227,55 @@ class _Blocker(relax.PyExprMutator):
             result = self.builder_.emit(result)
             result = self.builder_.call_te(conv2d.ungroup, result, conv.kernel_groups(lanes), len(weight))
         return _Blocked(result, len(weight), 3 if found.is_line else 4)
+
+    def _conv2d_of_integers(self, call):
+        data, weight, zero = call.args
+        found = match(tvm.ir.Call(tvm.ir.Op.get("relax.nn.conv2d"), [data, weight], call.attrs))
+        (outs, ins, *_), padding = found.weight.shape, int(constant_array(zero))
+        conv = Convolution(one_image(found.shape), found.weight.shape, *found.window, found.groups, True)
+        if conv.is_depthwise:
+            return self._depthwise_of_bytes(conv, self._block(data), found.weight.astype("float32"), padding)
+        is_image = ins < self.lanes and data not in self.blocked  # of few channels: no more than needed
+        conv = replace(conv, blocked=not is_image, dtype="uint8", zero=padding)
+        if is_image:
+            inner = conv.packed_input_shape(self.lanes)[-1]
+            name = f"to_NCHW{inner}c"
+            source = self.builder_.call_te(_to_blocks, self.visit_expr(data), inner, primfunc_name_hint=name)
+            source = self.builder_.emit(source)
+        else:
+            source = self._block(data).expr
+        config = amx_conv.config_of_integers(conv, found.shape, self.simd)
+        config = config or replace(conv, zero=0).config(self.lookup, self.simd)  # as trials have it
+        result = self.builder_.call_te(
+            lambda data, kernel: conv.compute(data, kernel, config),
+            source,
+            relax.const(conv.pack(found.weight, config, self.lanes)),
+            primfunc_name_hint="conv2d_of_integers",
+            primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
+        )
+        return _Blocked(result, outs, 4)
+
+    def _depthwise_of_bytes(self, conv: Convolution, data: _Blocked, weight: np.ndarray, zero: int):
+        packed, compute = conv.depthwise_of_bytes(weight, zero, self.simd)
+        result = self.builder_.call_te(
+            compute,
+            data.expr,
+            relax.const(packed),
+            primfunc_name_hint="depthwise_conv2d_of_integers",
+            primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
+        )
+        return replace(data, expr=result)
+
+    def _converted(self, call):
+        """Convert the dtype, with one scale and zero point for all channels."""
+        block = self.blocked[call.args[0]]
+        arrays = [constant_array(arg) for arg in call.args[1:]]
+        if any(array is None or array.size != 1 for array in arrays):
+            return None
+        if call.op.name == "relax.astype" and "int" not in str(block.expr.ty.dtype):
+            return None
+        args = [block.expr, *call.args[1:]]
+        return replace(block, expr=tvm.ir.Call(call.op, args, call.attrs, call.ty_args))
 
     def _elementwise(self, call):
         found = [self.blocked[arg] for arg in call.args if arg in self.blocked]
@@ -219,10 +292,10 @@ class _Blocker(relax.PyExprMutator):
                 args.append(arg)
                 continue
             array, own = constant_array(arg), known_shape(arg.ty) or ()
-            if array is not None and len(own) <= rank and array.dtype == np.float32:
+            if array is not None and len(own) <= rank and array.dtype in (np.float32, np.int32, np.int64):
                 if padded and not np.isfinite(array).all():
                     return None
-                args.append(relax.const(self._block_constant(array, rank)))
+                args.append(relax.const(self._block_constant(array, rank), array.dtype.name))
                 continue
             if len(own) != rank:
                 return None
@@ -364,7 +437,9 @@ def _to_blocks(data, lanes: int):
 
     def element(b, k, y, x, c):
         value = data[b, k * lanes + c, y, x] if of_images else data[b, k * lanes + c, x]
-        return value if channels % lanes == 0 else te.if_then_else(k * lanes + c < channels, value, 0.0)
+        if channels % lanes == 0:
+            return value
+        return te.if_then_else(k * lanes + c < channels, value, tirx.const(0, data.dtype))
 
     return te.compute((n, ceildiv(channels, lanes), h, w, lanes), element, name="to_blocks")
 

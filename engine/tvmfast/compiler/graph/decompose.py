@@ -60,10 +60,13 @@ def _floor_mod(x, y, zero, one, infinity):
 
 
 def _floor_divide(x, y, zero, one, infinity):
-    ratio, residue = x / y, _floor_mod(x, y, zero, one, infinity)
-    whole = R.round((x - residue) / y)
-    infinite = R.logical_and(R.equal(R.abs(y), infinity), R.less(R.abs(x), infinity))
-    whole = R.where(infinite, R.where(R.equal(residue, x), ratio, zero - one), whole)
+    """Divide what is left without the residue, as PyTorch and Python do: x / y may round up to an integer."""
+    ratio, residue = x / y, R.mod(x, y)
+    signs_differ = R.not_equal(R.less(residue, zero), R.less(y, zero))
+    below = R.where(R.logical_and(R.not_equal(residue, zero), signs_differ), one, zero)
+    quotient = (x - residue) / y - below
+    whole = R.floor(quotient)
+    whole = R.where(R.greater(quotient - whole, relax.const(0.5, x.ty.dtype)), whole + one, whole)
     whole = R.where(R.equal(whole, zero), ratio * zero, whole)
     return R.where(R.equal(y, zero), ratio, whole)
 

@@ -36,6 +36,7 @@ _ELEMENTWISE = {
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
 _OTHERS = {
     "astype": lambda call, x: cast_array(np.asarray(x), str(call.ty.dtype)),
+    "quantize": lambda call, x: _quantize(call, x),
     "permute_dims": lambda call, x: _transpose(x, call.attrs.axes),
     "broadcast_to": lambda call, x: np.broadcast_to(x, static_shape(call.ty)),
     "concat": lambda call, *xs: np.concatenate(xs, 0 if call.attrs.axis is None else int(call.attrs.axis)),
@@ -52,6 +53,21 @@ def _integers(values) -> list[int]:
 
 def _transpose(x, axes):
     return np.transpose(x, None if axes is None else _integers(axes))
+
+
+def _quantize(call, x):
+    """Return an array in 8 bits, as `legalize.quantize` does; None if the parameters are not known."""
+    scale, zero = (constant_array(arg) for arg in call.args[1:])
+    dtype = str(call.attrs.out_dtype)
+    if scale is None or zero is None or dtype not in ("int8", "uint8"):
+        return None
+    along = [1] * x.ndim
+    if x.ndim:
+        along[int(call.attrs.axis) % x.ndim] = -1
+    scale, zero = (each.reshape(() if each.size == 1 else along) for each in (scale, zero))
+    zero, info = zero.astype("float32"), np.iinfo(dtype)
+    rounded = np.rint(x.astype("float32") / scale.astype("float32"))
+    return (np.nan_to_num(rounded).clip(info.min - zero, info.max - zero) + zero).astype(dtype)
 
 
 def _take(x, at, axis):

@@ -9,5 +9,6 @@ dynamic_reshape  reshapes of dynamic shapes, which fuse as static ones do
 ieee754          NaN, infinities, signed zeros and denormals, in kernels and in operators
 long_sums        sums of many addends, in blocks
 norms            group, instance and layer norms in two passes
+quantize         numbers in 8 bits: a half is rounded to the even neighbour
 scatter          scatters by an index that is smaller than the data
 """

@@ -1,4 +1,4 @@
-"""Kernels of the bounds checks that core/bounds_check.py describes.
+"""Kernels of the bounds checks that core/bounds_check.py describes; the place of the calls on a GPU.
 
 Such a kernel raises by itself wherever the network runs: in another process, without Python, over RPC.
 """
@@ -40,6 +40,28 @@ class _ToKernels(relax.PyExprMutator):
         if isinstance(size, int):
             kernel, args = kernel.specialize({kernel.params[1]: tirx.IntImm("int64", size)}), [array]
         return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), args, call.ty)
+
+
+def checks_outside_cuda_graphs() -> tvm.transform.Pass:
+    """Make the pass that keeps bounds checks out of CUDA graphs, which record only what a GPU does.
+
+    TVM records calls whose arguments lie at the same address in each run. So a check gets one more argument,
+    which it does not read: an input of the network.
+    """
+    return on_each_function("ChecksOutsideCUDAGraphs", _WithAnInput)
+
+
+@relax.expr_functor.mutator
+class _WithAnInput(relax.PyExprMutator):
+    def visit_function_(self, func):
+        self.inputs = list(func.params)[:1]
+        return super().visit_function_(func)
+
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        if bounds_check.arguments(call) is None:
+            return call
+        return relax.Call(call.op, [*call.args, *self.inputs], call.attrs, call.ty_args)
 
 
 @fast_tvmscript_parser()

@@ -16,6 +16,9 @@ from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
 from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
+from ..schedule.amx import configure_tiles, use_tiles
+from ..schedule.direct_tiles import restored
+from ..schedule.pairs import call_instructions
 from ..schedule.parallel import share_loops
 from . import long_sums
 
@@ -25,10 +28,11 @@ from . import long_sums
 def _lowering() -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
-    The first of ours hides floats from the simplifier. The second cuts parallel loops into chunks. It makes
-    `!=` true for NaN, for which TVM's LLVM code is false, and makes maxima and minima keep a NaN. That is
-    free if one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if
-    either is NaN. Otherwise it adds a comparison and a blend.
+    The first of ours adds direct sums for tiles of Winograd's method, and hides floats from the simplifier.
+    The second cuts parallel loops into chunks. It makes `!=` true for NaN, for which TVM's LLVM code is
+    false, and makes maxima and minima keep a NaN. That is free if one operand is a constant, as in a ReLU,
+    because x86's maximum returns its second operand if either is NaN. Otherwise it adds a comparison and a
+    blend.
     """
     lower, *finalize = compilation_pipeline.get_tir_pipeline("s_tir")
     comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -47,9 +51,14 @@ def _lowering() -> tuple:
     ]
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
-    before = _on_each_kernel("OpaqueFloats", opaque)
+    before = _on_each_kernel("OpaqueFloats", opaque, restored)
     after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
-    return tvm.transform.Sequential([before, long_sums.add_in_blocks(), lower, after]), *finalize
+    return tvm.transform.Sequential(
+        [
+            *(use_tiles(), before, long_sums.add_in_blocks()),
+            *(lower, after, configure_tiles(), call_instructions()),
+        ]
+    ), *finalize
 
 
 LOWERING = "tvmfast"  # TVM looks its pipelines up by name
@@ -247,9 +256,10 @@ def _remainder(node):
     """Hide x from LLVM in x % 2^n.
 
     LLVM 22's loop vectorizer takes the last n bits of a loop counter for an n-bit counter that never wraps,
-    so that a kernel that repeats an array reads past its end. `smul_fix` by 1.0, here with one binary digit
-    after the point, is the identity and costs one multiplication. (`umul_fix` too, but LLVM does not fold
-    that of a constant, and ends the process.) Remove it once `test_rows_that_repeat` passes without it.
+    so that a kernel that repeats an array reads past its end. `umul_fix_sat` by 1.0, here with one binary
+    digit after the point, is the identity of all integers of n bits and costs one multiplication; LLVM folds
+    `smul_fix` away, so that the fault came back with AVX-512. Remove it once `test_rows_that_repeat` passes
+    without it.
     """
     dtype, divisor = str(node.ty.dtype), node.b
     if not dtype.endswith(("32", "64")) or not isinstance(divisor, tirx.IntImm):
@@ -257,7 +267,7 @@ def _remainder(node):
     if divisor.value & (divisor.value - 1):
         return node
     one, digits = tirx.const(2, dtype), tirx.const(1, "int32")
-    return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.smul.fix", node.a, one, digits), divisor)
+    return type(node)(tirx.call_llvm_pure_intrin(dtype, "llvm.umul.fix.sat", node.a, one, digits), divisor)
 
 
 # ---------------------------------------------------------------- operators, as they become kernels

@@ -12,6 +12,9 @@ and the loop over blocks is treated likewise. A register tile of accumulators ha
 accumulator of neighbours in memory has a part for each lane of a register, so that the sum waits for memory
 rather than for the addition before.
 
+A sum that is all that a CPU's kernel waits for is shared by threads, in as many parts on every machine, so
+that its result is the same on all; where its length is dynamic, the kernel chooses in each run.
+
 The rewrite comes after the schedule, whatever made it, so that no workload changes, and leaves kernels with
 short sums alone. A kernel's blocks tell what is a sum: their axes say what is reduced. Loops that are written
 by hand stay as they are.
@@ -31,6 +34,7 @@ from ...core.simd import simd_of
 _LONGEST, _BLOCK = 256, 64  # addends of an accumulator, and of a block of a longer sum, at most
 # Of products, which keep the arithmetic units busy: the work for a block is less than a hundredth of its own.
 _LONGEST_OF_PRODUCTS, _BLOCK_OF_PRODUCTS = 4096, 512
+_SHARED, _PARTS = 1 << 17, 64  # addends of a sum that threads share, at least, and its parts
 _ENDLESS = 1 << 31  # addends; TVM 0.27's RemoveNoOp fails on blocks of so many
 _ON_STACK = 1024  # elements of a local buffer, at most
 _VECTORS = 4  # of a sum that is worth a part for each lane, at least
@@ -63,7 +67,9 @@ def add_in_blocks() -> tvm.transform.Pass:
             inside = {each.loop_var for loop in of_lanes for each in _all(loop.body, tirx.For)}
             sums = [(variables - inside, most) for variables, most in sums]
             cutter = _Cutter(sums, simd_of(target).lanes if target.kind.name == "llvm" else None)
-            body = tvm_ffi.structural_map(lowered.body, (tirx.For, cutter.cut))
+            cutter.alone = _alone(lowered.body) if cutter.lanes else set()
+            body = tvm_ffi.structural_map(lowered.body, (tirx.For, cutter.share))
+            body = tvm_ffi.structural_map(body, (tirx.For, cutter.cut))
             if not body.same_as(lowered.body):
                 unmarked = tirx.AttrStmt, lambda node: node.body if node.attr_key == _MARK else node
                 body = tvm_ffi.structural_map(body, unmarked)
@@ -174,6 +180,35 @@ class _Cutter:
 
     def __init__(self, long: list, lanes: int | None):
         self.long, self.lanes, self.analyzer = long, lanes, tvm.sym.Analyzer()
+        self.alone: set[tirx.Var] = set()  # variables of loops that threads may share
+
+    def share(self, loop):
+        """Let threads add parts of a long sum; one of dynamic length does if it is long in a run."""
+        is_alone = loop.loop_var in self.alone and loop.kind == _SERIAL and _is_plain(loop)
+        sums, extent = self._sums(loop) if is_alone else [], loop.extent
+        stores = {store.buffer for store in _all(loop.body, tirx.BufferStore)}
+        inner = [each.extent for each in _all(loop.body, tirx.For)]
+        is_static = all(isinstance(each, tirx.IntImm) for each in inner)
+        if len(sums) != 1 or len(stores) > 1 or sums[0].tile or sums[0].tests or not is_static:
+            return loop
+        (one,), least = sums, max(_PARTS, -(-_SHARED // math.prod(map(int, inner))))
+        if isinstance(extent, tirx.IntImm) and int(extent) < least:
+            return loop
+        number = tirx.Var("number", str(extent.ty.dtype))
+        part = tirx.decl_buffer([_PARTS], str(one.store.buffer.dtype), "part", scope="global")
+        each, more = tirx.floordiv(extent, _PARTS), tirx.floormod(extent, _PARTS)  # some take one more
+        begin = number * each + tirx.min(number, more)
+        own = tirx.BufferStore, lambda store: one.on(part, [number]) if store.same_as(one.store) else store
+        body = _at(tvm_ffi.structural_map(loop.body, own), loop.loop_var, begin + loop.loop_var)
+        size = each + tirx.min(tirx.max(more - number, 0), 1)
+        body = tirx.SeqStmt([_zero(part, [number]), _of_length(loop, self.analyzer.simplify(size), body)])
+
+        def of_parts(kind, statement):
+            return tirx.For(number, loop.min, tirx.IntImm(str(extent.ty.dtype), _PARTS), kind, statement)
+
+        added = of_parts(_SERIAL, one.add(part, [number]))
+        shared = tirx.SeqStmt([tirx.AllocBuffer(part), of_parts(tirx.ForKind.PARALLEL, body), added])
+        return shared if isinstance(extent, tirx.IntImm) else tirx.IfThenElse(extent >= least, shared, loop)
 
     def cut(self, loop, again: int = 1):
         """Cut a loop into blocks, and the loop over these too; one of dynamic length once more."""
@@ -278,6 +313,18 @@ def _sum(loop, mark, store, most: int) -> _Sum | None:
         return None
     adds = (each.extent for each in loops if each not in tile and isinstance(each.extent, tirx.IntImm))
     return _Sum(store, mark, tile, tests, max(1, most // math.prod(map(int, adds))))
+
+
+def _alone(body) -> set:
+    """Return the variables of the loops that no loop is around, but serial ones with few iterations."""
+    loops = _all(body, tirx.For)
+    inside = {each.loop_var for loop in loops for each in _all(loop.body, tirx.For)}
+    found = set()
+    for loop in loops:
+        if loop.loop_var not in inside:
+            few = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) < _PARTS and loop.kind == _SERIAL
+            found |= _alone(loop.body) if few else {loop.loop_var}
+    return found
 
 
 def _is_plain(loop) -> bool:

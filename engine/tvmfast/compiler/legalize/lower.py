@@ -7,31 +7,34 @@ gets wrong for NaN, infinities and signed zeros.
 from functools import partial
 
 import tvm
-from tvm import relax, te, topi
+from tvm import relax, te, tirx, topi
 
 from ...core.compat import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from ...core.protocols import Lookup
 from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
 from ...kernels import dynamic, elementwise
-from ..schedule.rules import row_reduction
+from ..schedule.rules import amx_matmul, paired, row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
-from . import conv_transpose, dynamic_reshape, ieee754, norms, scatter
+from . import conv_transpose, dynamic_reshape, ieee754, norms, quantize, scatter
 from .ieee754 import default
 
 _DYNAMIC_ROWS = 8  # rows of a product's workload, at least, if their number is dynamic
+_FLOATS, _INTEGERS = ("float32",) * 3, ("uint8", "int8", "int32")  # data, weight and result of a product
 _DYNAMIC_LENGTH = 64  # assumed for dynamic dims of the matrices of two activations
 
 
-def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict:
+def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int, in_pairs: bool = False) -> dict:
     """Return the functions that `relax.transform.LegalizeOps` takes, by operator name.
 
     Below level 3 these are only those that correct TVM's results. `v` is a CPU's vector registers, or None
-    for a GPU.
+    for a GPU. With `in_pairs`, the rules of paired.py multiply.
     """
     corrected = ieee754.legalizations() | OF_CONSTANTS
     corrected |= {"relax.power": _power, "relax.arange": _arange}
+    corrected |= quantize.OPERATORS
+    corrected["relax.quantize"] = partial(quantize.quantize, for_gpu=v is None)
     corrected[scatter.OPERATOR] = partial(scatter.legalize, for_gpu=v is None)
     corrected |= dict.fromkeys(norms.OF_IMAGES, partial(norms.of_images, for_gpu=v is None))
     corrected[norms.OF_ROWS] = partial(norms.of_rows, flat=v is None)
@@ -42,7 +45,7 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     if v is None:
         return corrected | {"relax.concat": _concat}
     return corrected | {
-        "relax.matmul": lambda bb, call: _matmul(bb, call, v, lookup),
+        "relax.matmul": lambda bb, call: _matmul(bb, call, v, lookup, in_pairs),
         "relax.nn.softmax": lambda bb, call: _softmax(bb, call, v),
         norms.OF_ROWS: lambda bb, call: _layer_norm(bb, call, v),
         "relax.concat": _concat,
@@ -52,18 +55,23 @@ def legalizations(v: Simd | None, lookup: Lookup | None, opt_level: int) -> dict
     }
 
 
-def _matmul(bb, call, v, lookup):
+def _matmul(bb, call, v, lookup, in_pairs):
     left, right = call.args
     a, b = known_shape(left.ty), known_shape(right.ty)
-    dtypes = {str(each.ty.dtype) for each in (left, right, call)}
-    if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes != {"float32"}:
+    dtypes = tuple(str(each.ty.dtype) for each in (left, right, call))
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes not in (_FLOATS, _INTEGERS):
         return default(bb, call)
-    if len(b) == 2 and isinstance(right, tvm.ir.GenericConst):
-        rows = a[-2]
-        if not isinstance(rows, int):
-            rows = max(dim_hint(rows), _DYNAMIC_ROWS)
-        dense = Dense(rows, *b)
+    of_weight = len(b) == 2 and isinstance(right, tvm.ir.GenericConst)
+    if dtypes == _INTEGERS:  # see graph/quantized.py
+        return (
+            _product_of_integers(bb, left, right, v, lookup)
+            if of_weight and 0 not in (*a, *b)
+            else default(bb, call)
+        )
+    if of_weight:
+        dense = Dense(_rows(a), *b)
         config = dense.config(lookup, v)
+        config = paired.instead_of(dense, config, a, v) if in_pairs else config
         panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
         return _fusable(bb, "dense", dense.compute, left, panels, config)
     left_shape, right_shape = (
@@ -72,6 +80,19 @@ def _matmul(bb, call, v, lookup):
     )
     product = BatchMatmul(left_shape, right_shape)
     return _fusable(bb, "matmul", product.compute, left, right, product.config(lookup, v))
+
+
+def _rows(shape: tuple) -> int:
+    rows = shape[-2]
+    return rows if isinstance(rows, int) else max(dim_hint(rows), _DYNAMIC_ROWS)
+
+
+def _product_of_integers(bb, left, right, v, lookup):
+    shape = known_shape(left.ty)
+    dense = Dense(_rows(shape), *known_shape(right.ty), dtype="uint8")
+    config = amx_matmul.config_of_integers(dense, shape, v) or dense.config(lookup, v)
+    panels = relax.const(dense.pack(right.value.numpy(), config, v.lanes))
+    return _fusable(bb, "dense_of_integers", dense.compute, left, panels, config)
 
 
 def _power(bb, call):
@@ -85,20 +106,25 @@ def _power(bb, call):
 def _resize2d(bb, call):
     """Align the corners of a single row or column, too: TVM divides by their number less one.
 
-    Raises an error for float64, which TVM computes in float32.
+    From a dynamic size to a static one, whose quotient TVM takes for a number. Raises an error for float64,
+    which TVM computes in float32.
     """
     attrs = call.attrs
     if str(call.ty.dtype) == "float64":
         raise ValueError("image.resize2d of float64: TVM computes it in float32; resize it as float32")
-    if attrs.coordinate_transformation_mode != "align_corners":
+    is_aligned = attrs.coordinate_transformation_mode == "align_corners"
+    axes = [attrs.layout.index(axis) for axis in "HW"]
+    static = [[isinstance(each.ty.shape[n], tirx.IntImm) for n in axes] for each in (call.args[0], call)]
+    if not is_aligned and not any(after > before for before, after in zip(*static, strict=True)):
         return default(bb, call)
 
     def compute(x, sizes, shape):
+        tests = [size > 1 for size in sizes] if is_aligned else [x.shape[n] > 0 for n in axes]
         return topi.image.resize2d(
             x,
             attrs.roi,
             # A maximum would let TVM 0.27 compute bounds of a float, on which it fails.
-            [te.if_then_else(size > 1, size, 2) for size in sizes],
+            [te.if_then_else(test, size, 2) for test, size in zip(tests, sizes, strict=True)],
             attrs.layout,
             attrs.method,
             attrs.coordinate_transformation_mode,
@@ -118,6 +144,7 @@ OF_CONSTANTS = {
     scatter.OPERATOR: scatter.legalize,
     **dict.fromkeys(norms.OF_IMAGES, norms.of_images),
     norms.OF_ROWS: norms.of_rows,
+    **quantize.OPERATORS,
 }
 
 

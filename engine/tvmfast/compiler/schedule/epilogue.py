@@ -51,7 +51,7 @@ def fuse_epilogue(sch: Schedule, name: str, loop, stages: tuple[str, ...] = (), 
             raise ScheduleError("the lines of an epilogue have a dynamic dim")
         width = int(width)
         sch.transform_block_layout(last, lambda n, o, h, w, c: (n, o, h * width + w, c))
-    depth = _depth(sch, name, loop)
+    depth = depth_of(sch, name, loop)
     sch.reverse_compute_at(last, loop)
     vectorize(sch, sch.get_loops(last)[depth:])
     return last
@@ -80,7 +80,7 @@ def parallel(sch: Schedule, loops: list):
     return loop
 
 
-def _depth(sch: Schedule, name: str, loop) -> int:
+def depth_of(sch: Schedule, name: str, loop) -> int:
     """Return how many loops of the block `name` enclose the body of `loop`, itself included."""
     target = sch.get_sref(loop)
     srefs = [sch.get_sref(other) for other in sch.get_loops(name)]

@@ -54,7 +54,8 @@ def annotate_window(sch: Schedule, loop, columns: tuple[int, ...], axis: int) ->
 
     Args:
         sch: The schedule of the kernel.
-        loop: A loop around the reduction, a sum of products `if_then_else(inside, data[…], 0) * weight`.
+        loop: A loop around the reduction, a sum of products `if_then_else(inside, data[…], 0) * weight`; the
+            element may be converted.
         columns: The indices of the block's axes on which the column depends.
         axis: The axis of the data along which the columns lie.
     """
@@ -71,16 +72,22 @@ def _skipped(body, note):
     realize, _ = _innermost(body)
     store, axes = realize.block.body, realize.block.iter_vars
     total, product = store.value.a, store.value.b
-    inside, load, _ = product.a.args
+    if not isinstance(product.a, tvm.ir.Call):  # converted, without padding
+        return body
+    inside, element, _ = product.a.args
+    loads = []
+    tvm_ffi.structural_walk(element, (tvm.ir.TensorLoad, loads.append))
+    (load,) = loads
     of_columns = {axes[column].var for column in columns}
     tests = {True: [], False: []}
     for test in _tests(inside):
         tests[not of_columns.isdisjoint(tirx.analysis.undefined_vars(test))].append(test)
-    value = total + load * product.b
+    value = total + element * product.b
     if tests[True]:
         index, column = list(load.indices), load.indices[axis]
         index[axis] = tirx.max(tirx.min(column, load.source.shape[axis] - 1), 0)
-        added = total + tirx.BufferLoad(load.source, index) * product.b
+        near = tirx.BufferLoad(load.source, index)
+        added = total + tvm_ffi.structural_map(element, (tvm.ir.TensorLoad, lambda _: near)) * product.b
         # Under the tests themselves, TVM would simplify the index to `column`, and read outside of the image.
         value = tirx.Select(tirx.EQ(index[axis], column), added, total)
     changed = tirx.BufferStore(store.buffer, value, store.indices)

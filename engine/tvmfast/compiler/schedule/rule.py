@@ -49,6 +49,7 @@ class ScheduleRule(abc.ABC):
     Attributes:
         name: The "family" of its configs, and its key in `RULES`.
         serves: The workloads that it applies to, in words, for the log; "" if its kernels have none.
+        dtype: That of their data.
         priority: Of the rules that apply to a workload, the one of highest priority that has a default config
             gives it. Spaces are listed from the lowest priority up.
         EXAMPLES: Two to four small workloads that it applies to, if it is tuned; tests run them.
@@ -56,6 +57,7 @@ class ScheduleRule(abc.ABC):
 
     name: ClassVar[str]
     serves: ClassVar[str] = ""
+    dtype: ClassVar[str] = "float32"
     priority: ClassVar[int] = 0
     EXAMPLES: ClassVar[tuple] = ()
 
@@ -73,7 +75,7 @@ class ScheduleRule(abc.ABC):
     # ------------------------------------------------------------ configs
 
     def applies(self, workload, simd: Simd) -> bool:
-        """Return whether the rule can compute a workload."""
+        """Return whether the rule can compute a workload of its dtype."""
         return False
 
     def default(self, workload, simd: Simd) -> Any:
@@ -82,7 +84,7 @@ class ScheduleRule(abc.ABC):
 
     def declined(self, workload, simd: Simd) -> str:
         """Say why another rule gives a workload its default config, for the log."""
-        if not self.applies(workload, simd):
+        if workload.dtype != self.dtype or not self.applies(workload, simd):
             return f"is for {self.serves}"
         return "has none" if self.default(workload, simd) is None else "has a lower priority"
 
@@ -113,6 +115,10 @@ class ScheduleRule(abc.ABC):
     def packed_shape(self, workload, config, lanes: int) -> tuple[int, ...]:
         """Return the shape of the weight as the kernel reads it, which is that of `pack`."""
         return workload.weight
+
+    def packed_dtype(self, config) -> str:
+        """Return the dtype of the weight as the kernel reads it."""
+        return self.dtype
 
     def pack(self, workload, weight: np.ndarray, config, lanes: int) -> np.ndarray:
         """Pack the weight, an array of shape `workload.weight`, as the kernel reads it."""

@@ -4,6 +4,7 @@ importer      `from_onnx`
 checks        what is refused: endless recursion, invalid dtypes or shapes, inputs that must be constants
 control_flow  If is inlined, Loop and Scan are unrolled
 dynamic       comparisons of dynamic dims
+quantized     checks of quantized operators, and float ones between DequantizeLinear and QuantizeLinear
 graph         passes on the ONNX graph before TVM's frontend
 ops           converters of operators
 """

@@ -54,7 +54,7 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 # Operators that ONNX defines with others, and that TVM's frontend knows as Microsoft's only, or gets wrong.
-_WRONG = {"Attention", "DynamicQuantizeLinear", "RMSNormalization"}
+_WRONG = {"Attention", "RMSNormalization"}
 
 
 @functools.cache
@@ -278,11 +278,15 @@ def _inlined(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nod
     return unroll(node, values, shapes, opsets, used)
 
 
+# Weights stay in 8 bits, and the compiler finds them next to their scales.
+_PRESERVED = ("DequantizeLinear", "QuantizeLinear")
+
+
 def _evaluate(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict) -> dict[str, np.ndarray] | None:
     """Return a node's outputs by name if they follow from constants and shapes and are small, else None."""
     outputs = [name for name in node.output if name]
     is_small = all(name in shapes and _is_small(shapes[name]) for name in outputs)
-    if node.domain not in ("", "ai.onnx") or not is_small:
+    if node.domain not in ("", "ai.onnx") or not is_small or node.op_type in _PRESERVED:
         return None
     if node.op_type == "Shape" and node.input[0] in shapes:
         ends = {attribute.name: attribute.i for attribute in node.attribute}

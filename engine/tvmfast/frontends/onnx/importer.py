@@ -24,10 +24,12 @@ from ...core.bounds_check import OutOfRange
 from ...core.compat import pass_lock
 from ...core.dims import Dim, dims_of, is_name
 from ...core.errors import one_line
+from ...core.packed_weights import Packed, weights_of, with_packed
 from ...core.specs import TensorSpec, parse_inputs, unify_dims
 from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
 from . import graph as passes
+from . import quantized
 from .checks import as_constants, check_dtypes, check_functions, require_known
 from .dynamic import compared
 from .ops import Failed, Importer
@@ -55,6 +57,8 @@ def from_onnx(
         inputs, then the weights that the network uses, under their ONNX names, whatever characters those hold
         (TVMScript prints "." and "/" as "_"); `params` has the weights in that order. A weight that is only a
         shape or an axis becomes part of the program instead.
+        The weights of a MatMulNBits stay in 4 or 8 bits, with their scales under the name with ".scales", if
+        core/packed_weights.py can hold them: in float32, blocks of a multiple of 8, whole zero points.
 
     Raises:
         FileNotFoundError: The file or its external data is missing.
@@ -76,18 +80,23 @@ def from_onnx(
     specs = _settle_inputs(proto.graph, inputs)
 
     operands = {}  # of comparisons, by the inputs
+    packed: dict[str, Packed] = {}  # the weights of few bits, by name
 
     def import_at(static):
         copy, has_dynamic_dims = proto, bool(dims_of(spec.shape for spec in specs))
         if has_dynamic_dims:
             copy = onnx.ModelProto()
             copy.CopyFrom(proto)
-        return _import(copy, static, operands.setdefault(tuple(static), {}), has_dynamic_dims)
+        return _import(copy, static, operands.setdefault(tuple(static), {}), has_dynamic_dims, packed)
 
     try:
-        return with_dynamic_dims(
+        mod, params = with_dynamic_dims(
             import_at, specs, suspects_of=lambda merged: compared(specs, merged, operands)
         )
+        found = weights_of(mod["main"], packed)
+        if found:
+            mod, params = with_packed(mod, params, {var: packed[var.name] for var in found})
+        return mod, {name: _tensor(array) for name, array in params.items()}
     except (NotImplementedError, ValueError) as error:
         is_dynamic = isinstance(error, ValueError) or dims_of(spec.shape for spec in specs)
         if not (is_dynamic and has_dynamic_axes and type(error) in (NotImplementedError, ValueError)):
@@ -96,6 +105,10 @@ def from_onnx(
             f"{error}. The file comes from torch.onnx.export's older exporter, which may have turned sizes "
             "that the network computes with into those of its example: if so, export it with dynamo=True"
         ) from error
+
+
+def _tensor(array) -> tvm.runtime.Tensor:
+    return tvm.runtime.tensor(array) if isinstance(array, np.ndarray) else array
 
 
 def _has_dynamic_axes_of_older_exporter(proto: onnx.ModelProto) -> bool:
@@ -110,14 +123,21 @@ def _has_dynamic_axes_of_older_exporter(proto: onnx.ModelProto) -> bool:
     return any(dim.dim_param for shape in shapes for dim in shape)
 
 
-def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has_dynamic_dims: bool) -> Model:
-    """Import a model, which is changed, for inputs of static shapes; for the others see `fold_constants`."""
+def _import(
+    proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has_dynamic_dims: bool, packed: dict
+) -> Model:
+    """Import a model, which is changed, for inputs of static shapes.
+
+    See `fold_constants` for `operands` and `has_dynamic_dims`, and `quantized.expand` for what `packed` gets.
+    """
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
     proto = passes.with_output_shapes(proto)
     _check(proto)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
+    quantized.check(proto.graph)
+    packed |= quantized.expand(proto)
     proto = passes.expand_functions(proto)
     passes.require_operators(proto)
     proto = passes.modernize(proto)
@@ -125,6 +145,7 @@ def _import(proto: onnx.ModelProto, specs: list[TensorSpec], operands: dict, has
     proto = passes.fold_constants(proto, operands, has_dynamic_dims)
     require_known(proto.graph)
     passes.check_shapes(proto.graph)
+    quantized.check(proto.graph)  # the shapes of all tensors are known now
     passes.check_sizes(proto.graph)
     passes.prepare_for_tvm(proto.graph)
     return _to_relax(proto, specs)

@@ -12,7 +12,7 @@ from ...core.compat import OPAQUE
 from ...core.relax import static_shape
 
 _LARGEST_MATRIX = 1 << 24  # elements of that of a Fourier transform: 128 MiB
-_MOST_TAPS = 4  # per resampled element; with more, as for antialiasing, a matrix product is used
+_MOST_TAPS = 4  # per resampled element; with more, as for antialiasing, a kernel sums them
 
 
 def reshaped(shape: Sequence[int], target: Sequence[int], reverse=False, allowzero=False) -> list[int]:
@@ -265,20 +265,37 @@ def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
         wide = bb.normalize(R.astype(x, "float32"))
         return bb.normalize(R.astype(combined(bb, wide, axis, weights), own))
     dtype, rank = x.ty.dtype.dtype, len(static_shape(x.ty))
-    taps = int((weights != 0).sum(1).max())
-    if taps > _MOST_TAPS:
-        order = [i for i in range(rank) if i != axis] + [axis]
-        product = R.matmul(R.permute_dims(x, order), relax.const(weights.T.astype(dtype), dtype))
-        return bb.normalize(R.permute_dims(product, [order.index(i) for i in range(rank)]))
+    counts = (weights != 0).sum(1, keepdims=True)
+    taps = int(counts.max())
     indices = np.argsort(weights == 0, 1, kind="stable")[:, :taps]
+    # An element without a weight is not read, as it may be NaN; the first one that has one takes its place.
+    missing = np.arange(taps) >= counts
+    indices = np.where(missing, indices[:, :1], indices)
+    weights = np.take_along_axis(weights, indices, 1)
+    weights = np.where(indices == indices[:, :1], weights / (taps - counts + 1), weights)
+    if taps > _MOST_TAPS:
+        constants = relax.const(indices, "int64"), relax.const(weights.astype(dtype), dtype)
+        return bb.emit_te(_weighted, x, *constants, axis)
     shape = [-1 if i == axis else 1 for i in range(rank)]
     total = None
-    for tap, weight in enumerate(np.take_along_axis(weights, indices, 1).T):
+    for tap, weight in enumerate(weights.T):
         weight = relax.const(weight.reshape(shape).astype(dtype), dtype)
         neighbours = R.take(x, relax.const(indices[:, tap], "int64"), axis, mode="clip")
         part = bb.normalize(R.multiply(neighbours, weight))
         total = part if total is None else bb.normalize(R.add(total, part))
     return total
+
+
+def _weighted(x, indices, weights, axis: int):
+    """Return sums of the elements at `indices` (result, taps) of an axis, each with its weight."""
+    k = te.reduce_axis((0, indices.shape[1]), "tap")
+
+    def element(*at):
+        own = (*at[:axis], indices[at[axis], k], *at[axis + 1 :])
+        return te.sum(x[own] * weights[at[axis], k], axis=k)
+
+    shape = [indices.shape[0] if i == axis else size for i, size in enumerate(x.shape)]
+    return te.compute(shape, element, name="resampled")
 
 
 # ---------------------------------------------------------------- Fourier transforms

@@ -23,11 +23,15 @@ class Pair(NamedTuple):
     imag: Any
 
 
+class _OfReal(Pair):
+    """A real tensor and zeros."""
+
+
 def _pair(x: Any) -> Pair:
     if isinstance(x, Pair):
         return x
     if isinstance(x, torch.Tensor):
-        return Pair(x, torch.zeros_like(x))
+        return _OfReal(x, torch.zeros_like(x))
     return Pair(complex(x).real, complex(x).imag)
 
 
@@ -42,9 +46,15 @@ def _each(function: Callable, *pairs: Pair) -> Pair:
 # ---------------------------------------------------------------- Fourier transforms
 
 
-def _transformed(x: Pair, dim: int, sign: int) -> Pair:
+def _is_mirrored(n: int) -> torch.Tensor:
+    """Return which of n frequencies are their own mirror images, and real for real signals: 0 and n / 2."""
+    return 2 * torch.arange(n) % n == 0
+
+
+def _transformed(x: Any, dim: int, sign: int) -> Pair:
     """Return the sums of x[j] exp(sign 2 pi i j k / n) along an axis of n elements, for k from 0 to n - 1."""
-    n, dtype = x.real.shape[dim], x.real.dtype
+    real = _real_of(x)
+    n, dtype = real.shape[dim], real.dtype
     if n > _LONGEST:
         raise ValueError(f"a Fourier transform of {n} numbers; the longest here is {_LONGEST}")
     # Cosine and sine are exactly 0 at their zeros: a product's sign decides between pi and -pi.
@@ -52,16 +62,33 @@ def _transformed(x: Pair, dim: int, sign: int) -> Pair:
     angle = phase.to(torch.float64) * (2 * math.pi / n)
     cos = torch.where(4 * phase % (2 * n) == n, 0.0, torch.cos(angle)).to(dtype)
     sin = torch.where(2 * phase % n == 0, 0.0, torch.sin(angle)).to(dtype) * sign
-    moved = _each(lambda part: part.movedim(dim, -1), x)
-    rows = _matrix_product(_each(lambda part: part.reshape(-1, n), moved), Pair(cos, sin))
-    return _each(lambda part: part.reshape(moved.real.shape).movedim(-1, dim), rows)
+    shape = real.movedim(dim, -1).shape
+
+    def rows(part: torch.Tensor) -> torch.Tensor:
+        return part.movedim(dim, -1).reshape(-1, n)
+
+    if isinstance(x, Pair):
+        sums = _matrix_product(_each(rows, x), Pair(cos, sin))
+    else:
+        sums = Pair(rows(x) @ cos, rows(x) @ sin)
+    return _each(lambda part: part.reshape(shape).movedim(-1, dim), sums)
 
 
 def _along(x: Any, dims: list[int], sign: int, normalization: int) -> Pair:
-    x = _pair(x)
-    size = math.prod(x.real.shape[dim] for dim in dims)
-    for dim in dims:
+    """Transform along axes, the last one first, as PyTorch does.
+
+    Sums that are real, of a real tensor, have an imaginary part of 0 after each axis, whatever is infinite.
+    """
+    is_real = isinstance(x, _OfReal | torch.Tensor)
+    x = x.real if isinstance(x, _OfReal) and dims else x
+    shape = _real_of(x).shape
+    size, mirrored = math.prod(shape[dim] for dim in dims), None
+    for dim in reversed(dims):
         x = _transformed(x, dim, sign)
+        if is_real:
+            own = _is_mirrored(shape[dim]).reshape(-1, *[1] * (len(shape) - 1 - dim % len(shape)))
+            mirrored = own if mirrored is None else mirrored & own
+            x = Pair(x.real, torch.where(mirrored, 0.0, x.imag))
     scale = (1.0, size**-0.5, 1 / size)[normalization]
     return _each(lambda part: part * scale, x)
 
@@ -72,12 +99,16 @@ def _fft_r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: boo
 
 
 def _fft_c2r(x: Pair, dims: list[int], normalization: int, size: int) -> torch.Tensor:
-    """Mirror the first half of the spectrum along the last axis, after transforming the other axes."""
+    """Mirror the first half of the spectrum along the last axis, after transforming the other axes.
+
+    What is its own mirror image is real: its imaginary part is not read.
+    """
     last = dims[-1]
     half = _along(x, dims[:-1], 1, normalization)
     mirrored = _each(lambda part: part.narrow(last, 1, size - size // 2 - 1).flip(last), half)
-    whole = Pair(torch.cat([half.real, mirrored.real], last), torch.cat([half.imag, -mirrored.imag], last))
-    return _along(whole, [last], 1, normalization).real
+    imag = torch.cat([half.imag, -mirrored.imag], last).movedim(last, -1)
+    imag = torch.where(_is_mirrored(size), 0.0, imag).movedim(-1, last)
+    return _along(Pair(torch.cat([half.real, mirrored.real], last), imag), [last], 1, normalization).real
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -159,7 +190,8 @@ def _filled(operator: Any) -> Callable:
 def _copied(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Pair | torch.Tensor:
     """Copy; to a real dtype PyTorch drops the imaginary part, with a warning."""
     if dtype is None or dtype.is_complex:
-        return _each(lambda part: part.to(_real(dtype)) if dtype else part.clone(), _pair(x))
+        pair = _pair(x)
+        return type(pair)(*_each(lambda part: part.to(_real(dtype)) if dtype else part.clone(), pair))
     return (x.real != 0) | (x.imag != 0) if dtype == torch.bool else x.real.to(dtype)
 
 

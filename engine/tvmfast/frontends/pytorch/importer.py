@@ -42,6 +42,7 @@ from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.recurrent import PACKED, WholeLayers, packs
 from .partial_update import combine, export
+from .quantized_modules import check_converted, is_quantized, without_packing
 from .type_promotion import exact, promote
 
 # What PyTorch's batch norm and dropout become in a program that was captured in training mode.
@@ -57,7 +58,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
 
     Args:
         model: An nn.Module in eval mode, the result of torch.jit.trace, torch.jit.script or torch.jit.freeze,
-            or an ExportedProgram.
+            or an ExportedProgram. Quantized ones, too: of pt2e, and eager mode's modules and their traces.
         inputs: The inputs' shapes and dtypes, in the order of forward's arguments and in any form that
             `tvmfast.core.specs.parse_inputs` reads. A name in a shape, ("batch", 3, 224, 224), or a `Dim` is
             a dynamic dim. None, for an ExportedProgram, takes the program's own.
@@ -81,6 +82,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     own = isinstance(model, ExportedProgram) and inputs is None
     specs = _program_inputs(model) if own else parse_inputs(inputs, dynamic_dims=True)
     _check_inputs(model, specs)
+    model = without_packing(model, specs)
 
     signatures = {}  # by the static inputs
 
@@ -168,7 +170,10 @@ def _check_model(model: Any) -> None:
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         require_dense(tensor, f"model: {name!r}")
-    modules = () if isinstance(model, ExportedProgram) else model.named_modules()
+    if not isinstance(model, ExportedProgram):
+        check_converted(model)
+    # PyTorch makes quantized modules in training mode, in which they are what they are in eval mode.
+    modules = () if isinstance(model, ExportedProgram) or is_quantized(model) else model.named_modules()
     training = [name or "the network" for name, part in modules if getattr(part, "training", False)]
     if training:
         raise ValueError(
@@ -300,7 +305,7 @@ def _check_program(program: ExportedProgram) -> list[int]:
         )
     known = ExportedProgramImporter().convert_map.keys() | CONVERTERS.keys()
     # TVM looks an operator up by its name alone; another library's relu need not be aten's
-    ours = ("aten", "higher_order", "torchvision", "tvmfast")
+    ours = ("aten", "higher_order", "quantized_decomposed", "torchvision", "tvmfast")
     foreign = {call for call in calls if getattr(call, "namespace", "aten") not in ours}
     if missing := sorted({str(call) for call in calls if call.__name__ not in known or call in foreign}):
         raise NotImplementedError(f"TVM's importer lacks these operators: {', '.join(missing)}; {_WAY_OUT}")

@@ -5,7 +5,7 @@ of operators that need more than that.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,15 +85,19 @@ def _checked(convert: Callable, node: fx.Node, *_: Any) -> Any:
     return result
 
 
-def with_exact_scalars(operator: Callable, otherwise: Callable) -> Callable:
-    """Compute half precision with a scalar in float32, as PyTorch does; TVM would round the scalar first."""
+def with_exact_scalars(operator: Callable, otherwise: Callable, second: bool = False) -> Callable:
+    """Compute half precision with a scalar in float32, as PyTorch does; TVM would round the scalar first.
 
-    def decomposed(a: Any, b: Any) -> Any:
+    With `second` that is so for the second operand alone.
+    """
+
+    def decomposed(a: Any, b: Any, **options: Any) -> Any:
         dtype = torch.result_type(a, b)
-        has_scalar = any(not isinstance(n, Tensor) or not n.ndim for n in (a, b))
+        has_scalar = any(not isinstance(n, Tensor) or not n.ndim for n in (b, *([] if second else [a])))
         if dtype not in (torch.float16, torch.bfloat16) or not has_scalar:
-            return otherwise(a, b)
-        return operator(*(n.float() if isinstance(n, Tensor) else n for n in (a, b))).to(dtype)
+            return otherwise(a, b, **options)
+        a, b = (n.float() if isinstance(n, Tensor) else n for n in (a, b))
+        return operator(a, b, **options).to(dtype)
 
     return decomposed
 
@@ -123,7 +127,8 @@ def _fmod(x: Any, y: Any) -> Any:
     """Compute bfloat16 in float32; TVM does not support it here."""
     if torch.result_type(x, y) != torch.bfloat16:
         return NotImplemented
-    return torch.fmod(*(n.float() if isinstance(n, Tensor) else n for n in (x, y))).bfloat16()
+    x, y = (n if isinstance(n, Tensor) else torch.full((), n) for n in (x, y))
+    return torch.fmod(x.bfloat16().float(), y.bfloat16().float()).bfloat16()
 
 
 def _of_floats(operator: Callable) -> Callable:
@@ -137,13 +142,27 @@ def _of_floats(operator: Callable) -> Callable:
     return decomposed
 
 
+def of_nothing(x: Tensor, dims: Sequence[int], keepdim: bool, value: float, dtype: Any) -> Tensor | None:
+    """Return a reduction's value for no elements, in its result's shape; None if there are some, or may be.
+
+    TVM starts from the dtype's least number, divides by 0, or refuses.
+    """
+    axes = {dim % x.ndim for dim in dims} if x.ndim else set()
+    if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
+        return None
+    shape = [1 if axis in axes else n for axis, n in enumerate(x.shape) if keepdim or axis not in axes]
+    return torch.full(shape, value, dtype=dtype)
+
+
 def _any(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """Reduce as PyTorch does; TVM returns the largest element, and has no `any` over all axes."""
+    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
+    dtype = torch.uint8 if x.dtype == torch.uint8 else torch.bool
+    if (none := of_nothing(x, dims, keepdim, False, dtype)) is not None:
+        return none
     if x.dtype == torch.bool and dim is not None:
         return NotImplemented
-    dims = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else dim
-    result = aten.any.dims(x.to(torch.bool), dims, keepdim)
-    return result.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
+    return aten.any.dims(x.to(torch.bool), dims, keepdim).to(dtype)
 
 
 def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
@@ -156,8 +175,6 @@ _LEFT_SHIFT, _RIGHT_SHIFT = aten.bitwise_left_shift, aten.bitwise_right_shift
 _OF_A_SCALAR = {
     torch.pow: (aten.pow.Scalar,),
     torch.remainder: (aten.remainder.Scalar_Tensor,),
-    torch.floor_divide: (aten.floor_divide.default,),
-    torch.div: (aten.div.Tensor_mode,),
     torch.copysign: (aten.copysign.Scalar,),
     torch.xlogy: (aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
     torch.bitwise_and: (aten.bitwise_and.Scalar_Tensor,),
@@ -172,6 +189,13 @@ _OF_A_SCALAR = {
 
 OF_MIXED_TYPES: dict[Any, Callable] = {
     **{each: _with_tensors(operator) for operator, names in _OF_A_SCALAR.items() for each in names},
+    **{
+        each: with_exact_scalars(operator, _with_tensors(operator), second=True)
+        for each, operator in (
+            (aten.floor_divide.default, torch.floor_divide),
+            (aten.div.Tensor_mode, torch.div),
+        )
+    },
     aten.__lshift__.Tensor: torch.bitwise_left_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.pow.Tensor_Tensor: _power_of_tensors,

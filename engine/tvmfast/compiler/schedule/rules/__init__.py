@@ -5,8 +5,15 @@ pointwise        1x1 convolutions of stride 1
 depthwise        depthwise convolutions
 winograd         3x3 convolutions of stride 1, with fewer multiplications
 matmul           products with a weight known at compile time
+winograd_int     3x3 convolutions of 8-bit integers, the same, where 16 bits are multiplied
+dot_conv         convolutions of 8-bit integers
+dot_matmul       products of 8-bit integers with a weight known at compile time
+amx_conv         convolutions of 8-bit integers or bfloat16, by AMX
+amx_matmul       products of 8-bit integers or bfloat16 with a weight known at compile time, by AMX
+paired           convolutions and products in bfloat16, by AVX512_BF16
 batch_matmul     products of two activations
 skinny_gemm      products of a few rows with a strided view
+packed_weights   products with weights of 8 or 4 bits, unpacked in registers or by panels
 row_reduction    softmax and layer norm
 repack_channels  concatenation and slices of channels in the blocked layout
 default          every other kernel

@@ -13,6 +13,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from ....core.annotations import attribute
 from ....core.relax import ceildiv, of_one_type, round_up, unwrap_ints
 from ....core.simd import Simd
 from .. import post_rewrite
@@ -83,11 +84,24 @@ class Depthwise(ScheduleRule):
 
     def compute(self, data, weight, workload: Convolution, config: Config):
         """Return the convolution of data (N, blocks, H, W, x) with a weight (blocks, 1, KH, KW, x)."""
+        return self._compute(data, weight, workload, config, self.annotation(workload, config))
+
+    def of_bytes(self, data, weight, workload: Convolution, config: Config, zero: int):
+        """Return the same of uint8 data less a zero point, padded with that, and weights of whole numbers.
+
+        The sums in float32 are exact for up to 2^24 / (255 * 128) terms.
+        """
+        return self._compute(data, weight, workload, config, attribute(self.as_dict(config)), zero)
+
+    def _compute(self, data, weight, workload, config, attrs, zero=0):
         n, blocks, h, w, lanes = unwrap_ints(data.shape)
         (kernel_h, kernel_w), (out_h, out_w) = workload.weight[2:], workload.out_size_of(h, w)
         (sh, sw), (dh, dw) = workload.strides, workload.dilation
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
-        data = workload.pad(data, full_h, full_w)
+        if str(data.dtype) == "uint8":
+            data = _floats(data, workload, full_h, full_w, zero)
+        else:
+            data = workload.pad(data, full_h, full_w)
         kernel_h, kernel_w, *shape = of_one_type(kernel_h, kernel_w, blocks, full_h, full_w, lanes)
         kh, kw = te.reduce_axis((0, kernel_h), "kh"), te.reduce_axis((0, kernel_w), "kw")
 
@@ -95,7 +109,6 @@ class Depthwise(ScheduleRule):
             pixel = data[b, k, y * sh + kh * dh, x * sw + kw * dw, c]
             return te.sum(pixel * weight[k, 0, kh, kw, c], axis=[kh, kw])
 
-        attrs = self.annotation(workload, config)
         output = te.compute((n, *shape), element, name="depthwise", attrs=attrs)
         return crop(output, (n, blocks, out_h, out_w, lanes))
 
@@ -142,3 +155,23 @@ class Depthwise(ScheduleRule):
             block_m=config.tile_oh,
             stride=workload.strides[0],
         )
+
+
+def _floats(data, workload: Convolution, rows: int, columns: int, zero: int):
+    """Return uint8 data less a zero point, in float32, padded as `Convolution.pad` does."""
+    n, blocks, h, w, lanes = unwrap_ints(data.shape)
+    (top, left), (sh, sw), (reach_h, reach_w) = workload.padding[:2], workload.strides, workload.reach
+    height, width = max(h + top, (rows - 1) * sh + reach_h), max(w + left, (columns - 1) * sw + reach_w)
+
+    def element(b, k, y, x, c):
+        value = data[b, k, y - top, x - left, c].astype("float32")
+        value = value - float(zero) if zero else value
+        tests = [
+            *([y >= top] if top else []),
+            *([y < h + top] if height > h + top else []),
+            *([x >= left] if left else []),
+            *([x < w + left] if width > w + left else []),
+        ]
+        return te.if_then_else(tirx.all(*tests), value, 0.0) if tests else value
+
+    return te.compute((n, blocks, height, width, lanes), element, name="pad")

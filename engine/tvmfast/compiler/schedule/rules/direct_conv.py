@@ -137,7 +137,7 @@ class DirectConv(ScheduleRule):
             if clamped:
                 row, column = te.min(row, h - 1), te.min(column, w - 1)
             if inner:
-                product = data[b, block, row, column, ii] * weight[k, i, kh, kw, ii, c]
+                product = self.multiply(data[b, block, row, column, ii], weight[k, i, kh, kw, ii, c])
             else:
                 product = data[b, i + ii, row, column] * weight[k, i + ii, kh, kw, c]
             channel = i * (inner[0] if inner else 1) + ii
@@ -148,6 +148,10 @@ class DirectConv(ScheduleRule):
         output = te.compute(shape, element, name="conv2d", attrs=attrs)
         blocks = ceildiv(workload.weight[0], lanes) if groups == 1 else out
         return crop(output, (n, blocks, out_h, out_w, lanes))
+
+    def multiply(self, element, weight):
+        """Return the product of an element of the data and a packed weight."""
+        return element * weight
 
     def schedule(self, sch: Schedule, config: Config) -> None:
         names = block_names(sch)
@@ -194,14 +198,15 @@ class DirectConv(ScheduleRule):
 # ---------------------------------------------------------------- shared with `pointwise`
 
 
-def outer_loop(workload: Convolution, lanes: int, rows: int, channel_tiles: int) -> str:
+def outer_loop(workload: Convolution, lanes: int, rows: int, channel_tiles: int, size: int = 4) -> str:
     """Choose the outer loop: "rows", of `rows` that each read all weights, or "channels", in tiles.
 
     Rows if all weights fit into the cache, channels if the image does; if neither does, the one that fetches
-    less. Weights are read sequentially, an image a few pixels here and there, which costs twice as much.
+    less. Weights are read sequentially, an image a few pixels here and there, which costs twice as much. An
+    element of either has `size` bytes.
     """
-    image = 4 * math.prod(workload.packed_input_shape(lanes)[1:])  # bytes
-    weights = 4 * math.prod(_packed_shape(workload, 1, lanes))
+    image = size * math.prod(workload.packed_input_shape(lanes)[1:])  # bytes
+    weights = size * math.prod(_packed_shape(workload, 1, lanes))
     if weights <= _CACHED_WEIGHTS:
         return "rows"
     return "rows" if image > _CACHED_IMAGE and weights * rows < 2 * image * channel_tiles else "channels"

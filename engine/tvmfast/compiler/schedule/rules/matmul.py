@@ -27,6 +27,7 @@ class Matmul(ScheduleRule):
     """Products with a weight known at compile time."""
 
     name = "matmul"
+    stages = ()  # before the product
     serves = "products with a weight known at compile time"
 
     @dataclass(frozen=True)
@@ -77,17 +78,21 @@ class Matmul(ScheduleRule):
         def element(*at):
             *b, m, n = at
             row = m if isinstance(full, int) and full == rows else te.min(m, rows - 1)
-            return te.sum(data[(*b, row, k)] * weight[n // lanes, k, n % lanes], axis=[k])
+            return te.sum(self.multiply(data[(*b, row, k)], weight[n // lanes, k, n % lanes]), axis=[k])
 
         attrs = self.annotation(workload, config)
         product = te.compute((*batch, full, blocks * lanes), element, name="matmul", attrs=attrs)
         return crop(product, (*batch, rows, workload.columns))
 
+    def multiply(self, element, weight):
+        """Return the product of an element of the data and a packed weight."""
+        return element * weight
+
     def schedule(self, sch: Schedule, config: Config) -> None:
         b, mo, no, tile = split_loops(sch, config)
         outer, inner = ([b, mo], [no]) if config.loop_order == "rows" else ([no], [b, mo])
         is_dynamic = not isinstance(sch.get(mo).extent, tirx.IntImm)
-        order_loops(sch, outer, inner, tile)
+        order_loops(sch, outer, inner, tile, self.stages)
         if is_dynamic and config.tile_m > 1:
             post_rewrite.annotate_rows(sch, inner[-1], config.tile_m)
 

@@ -26,6 +26,7 @@ class Pointwise(direct_conv.DirectConv):
     """Pointwise convolution; the weight is packed as for direct convolution."""
 
     name = "pointwise"
+    stages = ()  # before the product
     serves = "1x1 convolutions of stride 1"
 
     @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class Pointwise(direct_conv.DirectConv):
         def element(b, k, p, c):
             pixel = p if full == h * w else te.min(p, h * w - 1)
             block = k // (out // groups) * ins + i
-            product = data[b, block, pixel // w, pixel % w, ii] * weight[k, i, 0, 0, ii, c]
+            product = self.multiply(data[b, block, pixel // w, pixel % w, ii], weight[k, i, 0, 0, ii, c])
             return te.sum(workload.within_group(product, i * inner + ii, c, lanes), axis=[i, ii])
 
         attrs = self.annotation(workload, config)
@@ -114,7 +115,7 @@ class Pointwise(direct_conv.DirectConv):
         else:
             reduction, end = i, po
             sch.reorder(*outer, po, i, ii, pi, oi, c)
-        fuse_epilogue(sch, "pointwise", end, line=True)
+        fuse_epilogue(sch, "pointwise", end, self.stages, line=True)
         parallel(sch, outer)
         vectorize(sch, [pi, oi, c])
         init = sch.decompose_reduction("pointwise", reduction)

@@ -1,12 +1,13 @@
 """A convolution as a workload: its shapes, how its groups map to the kernel's, and one call on arrays."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 from tvm import te, tirx, topi
 
-from ....core.relax import ceildiv, dim_hint, of_one_type, simplified, unwrap_ints
+from ....core.relax import ceildiv, dim_hint, of_one_type, round_up, simplified, unwrap_ints
 from ....core.simd import Simd, pad_to
 from ..rule import RULES
 from .workload import Workload
@@ -17,7 +18,7 @@ _DYNAMIC_ROWS = 4  # output rows of a depthwise convolution per buffer, at most,
 
 @dataclass(frozen=True)
 class Convolution(Workload):
-    """A float32 convolution of data (N, C, H, W) with a weight (O, I, KH, KW) known at compile time."""
+    """A convolution of data (N, C, H, W) with a weight (O, I, KH, KW) known at compile time."""
 
     op: ClassVar[str] = "conv2d"
 
@@ -28,6 +29,8 @@ class Convolution(Workload):
     dilation: tuple[int, int]
     groups: int
     blocked: bool  # whether the data are in NCHW[x]c; if not, they are an image of few channels in NCHW
+    dtype: str = "float32"
+    zero: int = field(default=0, compare=False, repr=False)  # the value of the padding, of uint8
 
     @property
     def label(self) -> str:
@@ -39,12 +42,13 @@ class Convolution(Workload):
         window = "x".join(map(str, self.weight[2:])) + stride
         n, ins, height, width = self.data
         channels = str(ins) if self.is_depthwise else f"{ins} to {self.weight[0]}"
-        return f"{kind} {window}, {channels}, {height}x{width}" + (f", batch {n}" if n > 1 else "")
+        dtype = "" if self.dtype == "float32" else f", {self.dtype}"
+        return f"{kind} {window}, {channels}, {height}x{width}{dtype}" + (f", batch {n}" if n > 1 else "")
 
     @property
     def kind(self) -> tuple:
-        """The operator, the window, and whether it is depthwise."""
-        return self.op, self.weight[2:], self.is_depthwise
+        """The operator, the window, whether it is depthwise, and the dtype."""
+        return self.op, self.weight[2:], self.is_depthwise, self.dtype
 
     @property
     def is_depthwise(self) -> bool:
@@ -66,6 +70,16 @@ class Convolution(Workload):
         config = winograd.default(self, simd) if winograd.applies(self, simd) else None
         rule = RULES["conv2d"] if config is None else winograd
         return rule.as_dict(config or rule.default(self, simd))
+
+    def depthwise_of_bytes(self, weight: np.ndarray, zero: int, simd: Simd) -> tuple[np.ndarray, Callable]:
+        """Return the packed weight and the kernel, of both, of a depthwise convolution of uint8 data.
+
+        `Depthwise.of_bytes` describes it; the weight (C, 1, KH, KW) is of whole numbers in float32.
+        """
+        rule = RULES["depthwise"]
+        config = rule.default(self, simd)
+        packed = rule.pack(self, weight, config, simd.lanes)
+        return packed, lambda data, kernel: rule.of_bytes(data, kernel, self, config, zero)
 
     # ------------------------------------------------------------ shapes
 
@@ -112,12 +126,13 @@ class Convolution(Workload):
         """Return the shape of the data that the kernel reads.
 
         NCHW for an image of few channels, else NCHW[x]c. Groups that are not whole blocks become blocks of
-        their own: (N, groups, H, W, channels of a group).
+        their own: (N, groups, H, W, channels of a group). So does an image of few channels of bytes, with no
+        more of them than instructions for dot products read.
         """
         n, channels, h, w = self.data
         groups, (ins, _) = self.kernel_groups(lanes), self.group_channels(lanes)
         if not self.blocked:
-            return self.data
+            return self.data if self.dtype == "float32" else (n, 1, h, w, round_up(channels, 4))
         if groups > 1 and ins % lanes and not self.is_depthwise:
             return n, groups, h, w, ins
         return n, ceildiv(channels, lanes), h, w, lanes
@@ -138,7 +153,7 @@ class Convolution(Workload):
 
     def pack_input(self, data: np.ndarray, lanes: int) -> np.ndarray:
         """Pack data (N, C, H, W) into `packed_input_shape`, as the kernel reads them."""
-        if not self.blocked:
+        if len(self.packed_input_shape(lanes)) == 4:
             return data
         n, blocks, h, w, each = self.packed_input_shape(lanes)
         padded = pad_to(data, (n, blocks * each, h, w)).reshape(n, blocks, each, h, w)

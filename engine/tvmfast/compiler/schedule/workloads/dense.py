@@ -10,17 +10,25 @@ from .workload import Workload
 
 @dataclass(frozen=True)
 class Dense(Workload):
-    """A float32 product (rows, depth) x (depth, columns) with a right matrix known at compile time."""
+    """A product (rows, depth) x (depth, columns) with a right matrix known at compile time."""
 
     op: ClassVar[str] = "dense"
 
     rows: int
     depth: int
     columns: int
+    dtype: str = "float32"
 
     @property
     def label(self) -> str:
-        return f"dense {self.depth} to {self.columns}" + (f", {self.rows} rows" if self.rows > 1 else "")
+        rows = f", {self.rows} rows" if self.rows > 1 else ""
+        dtype = "" if self.dtype == "float32" else f", {self.dtype}"
+        return f"dense {self.depth} to {self.columns}{rows}{dtype}"
+
+    @property
+    def kind(self) -> tuple:
+        """The operator and the dtype."""
+        return self.op, self.dtype
 
     @property
     def data(self) -> tuple[int, int]:

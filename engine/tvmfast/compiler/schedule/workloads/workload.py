@@ -30,6 +30,7 @@ class Workload(abc.ABC):
 
     data: tuple[int, ...]  # shape of the data, in the network's layout
     weight: tuple[int, ...]  # shape of the weight, or of the right-hand matrix, in the network's layout
+    dtype: str = "float32"  # of the data; "uint8" has weights of int8 and sums of int32
 
     def __init_subclass__(cls):
         Workload.kinds[cls.op] = cls
@@ -56,8 +57,12 @@ class Workload(abc.ABC):
         return workload
 
     def as_dict(self) -> dict:
-        """Return the workload as JSON data: its operator, and the fields that it is compared by."""
-        return {"op": self.op, **{f.name: getattr(self, f.name) for f in fields(self) if f.repr}}
+        """Return the workload as JSON data: its operator, and the fields that are not at their defaults."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.repr and not self._is_default(f)}
+        return {"op": self.op, **given}
+
+    def _is_default(self, field) -> bool:
+        return getattr(self, field.name) == field.default
 
     @property
     @abc.abstractmethod
@@ -78,7 +83,8 @@ class Workload(abc.ABC):
 
     def rules(self, simd: Simd) -> list[ScheduleRule]:
         """Return the schedule rules that apply, from the lowest priority up."""
-        return sorted((r for r in RULES.values() if r.applies(self, simd)), key=lambda rule: rule.priority)
+        of_dtype = (rule for rule in RULES.values() if rule.dtype == self.dtype)
+        return sorted((r for r in of_dtype if r.applies(self, simd)), key=lambda rule: rule.priority)
 
     def default_config(self, simd: Simd) -> dict:
         """Return the config without tuning, of the rule of highest priority that has one."""
@@ -114,13 +120,18 @@ class Workload(abc.ABC):
 
     def is_config(self, config: dict, simd: Simd) -> bool:
         """Return whether a config is one of `configs`."""
-        return key(config) in _keys(self, simd, tuple(RULES.values()))
+        return key(config) in _keys(self, simd, simd.dot, tuple(RULES.values()))
 
     # ------------------------------------------------------------ the kernel, its inputs and its output
 
     def output_shape(self, config: dict, lanes: int) -> tuple[int, ...]:
-        """Return the shape of the kernel's output, a float32 array."""
+        """Return the shape of the kernel's output."""
         raise NotImplementedError
+
+    @property
+    def dtypes(self) -> tuple[str, str, str]:
+        """The dtypes of the data, of the weight before it is packed, and of the output."""
+        return (self.dtype,) * 3 if self.dtype == "float32" else (self.dtype, "int8", "int32")
 
     def reference(self, data, weight):
         """Compute the output in the network's layout with NumPy, of arrays of shape `data` and `weight`."""
@@ -149,6 +160,11 @@ class Workload(abc.ABC):
         """Return the shape of the weight as the kernel reads it, which is that of `pack`."""
         rule = RULES[config["family"]]
         return rule.packed_shape(self, rule.config(config), lanes)
+
+    def packed_dtype(self, config: dict) -> str:
+        """Return the dtype of the weight as the kernel reads it, which is that of `pack`."""
+        rule = RULES[config["family"]]
+        return rule.packed_dtype(rule.config(config))
 
     def pack(self, weight, config: dict, lanes: int):
         """Pack the weight, an array of shape `weight`, as the kernel with `config` reads it."""
@@ -182,5 +198,5 @@ def key(config: dict) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _keys(workload: Workload, simd: Simd, _rules: tuple[ScheduleRule, ...]) -> frozenset[str]:
+def _keys(workload: Workload, simd: Simd, _dot: str, _rules: tuple[ScheduleRule, ...]) -> frozenset[str]:
     return frozenset(map(key, workload.configs(simd)))

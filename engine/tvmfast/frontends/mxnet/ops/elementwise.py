@@ -31,16 +31,34 @@ def _logical(combine):
     return lambda a, b: op.astype(combine(nonzero(a), nonzero(b)), dtype_of(a))
 
 
+def modulo(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+    """Return the remainder, which is 0 of a division by 0."""
+    zero = relax.const(0, dtype_of(b))
+    return op.where(op.equal(b, zero), relax.const(0, dtype_of(a)), op.floor_mod(a, b))
+
+
+def hypot(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+    """Compute without squares, which would overflow or be 0; an infinity outweighs NaN."""
+    if not dtype_of(a).startswith("float"):
+        return op.sqrt(a * a + b * b)
+    zero, one, infinity = (relax.const(value, dtype_of(a)) for value in (0, 1, math.inf))
+    infinite = op.logical_or(op.isinf(a), op.isinf(b))
+    a, b = op.abs(a), op.abs(b)
+    large, small = op.maximum(a, b), op.minimum(a, b)
+    ratio = small / op.where(op.equal(large, zero), one, large)
+    return op.where(infinite, infinity, large * op.sqrt(one + ratio * ratio))
+
+
 _BINARY = {
     "plus": op.add,
     "minus": op.subtract,
     "mul": op.multiply,
     "div": op.divide,
-    "mod": op.floor_mod,
+    "mod": modulo,
     "power": op.power,
     "maximum": op.maximum,
     "minimum": op.minimum,
-    "hypot": lambda a, b: op.sqrt(a * a + b * b),
+    "hypot": hypot,
     **{name: _comparison(getattr(op, name)) for name in ("equal", "not_equal", "greater", "greater_equal")},
     "lesser": _comparison(op.less),
     "lesser_equal": _comparison(op.less_equal),
@@ -96,7 +114,11 @@ converts("_contrib_div_sqrt_dim")(lambda c: c.x / c.const(math.sqrt(c.shape[-1])
 
 @converts("cbrt")
 def _cbrt(c: Call):
-    return op.sign(c.x) * op.power(op.abs(c.x), c.const(1 / 3))
+    """Multiply two powers, 85/256 and the rest: 1/3 itself, rounded, is off by 8 units at 1e38."""
+    wide = "float64" if c.dtype == "float64" else "float32"
+    x = c.cast(c.emit(op.abs(c.x)), wide)
+    root = op.power(x, relax.const(85 / 256, wide)) * op.power(x, relax.const(1 / 768, wide))
+    return op.sign(c.x) * c.cast(c.emit(root), c.dtype)
 
 
 @converts("smooth_l1")

@@ -13,7 +13,7 @@ from tvm.relax import op
 
 from ...context import dtype_of, shape_of
 from .call import CONVERTERS, Call, converts
-from .elementwise import nonzero, require_floats
+from .elementwise import hypot, modulo, nonzero, require_floats
 from .nn import contracted
 from .tensor import flat
 
@@ -71,8 +71,8 @@ def _register(name: str, function, of_floats: bool) -> None:
 
 _COMPUTED = ("add", "subtract", "multiply", "maximum", "minimum")
 _COMPARED = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
-_OF_ALL_DTYPES = {"mod": op.floor_mod, **{name: getattr(op, name) for name in (*_COMPUTED, *_COMPARED)}}
-_OF_FLOATS = {"power": op.power, "true_divide": op.divide, "hypot": lambda a, b: op.sqrt(a * a + b * b)}
+_OF_ALL_DTYPES = {"mod": modulo, **{name: getattr(op, name) for name in (*_COMPUTED, *_COMPARED)}}
+_OF_FLOATS = {"power": op.power, "true_divide": op.divide, "hypot": hypot}
 for _name, _function in {**_OF_ALL_DTYPES, **_OF_FLOATS}.items():
     _register(_name, _function, _name in _OF_FLOATS)
 converts("_npi_logical_not")(lambda c: op.logical_not(nonzero(c.x)))

@@ -345,7 +345,7 @@ def _argmax(c: Call):
         x, axis = flat(c), 0
         keep = True
     indices = (op.argmin if c.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
-    return op.astype(indices, "float32")
+    return op.astype(indices, c.dtype)
 
 
 # ---------------------------------------------------------------- reductions

@@ -3,9 +3,10 @@
 The table is merged into TVM's own in this process, so that a graph may mix both; an entry goes once TVM has
 the operator. To add one, write a function of a `node.Node` under `@converts`.
 
-node     what a converter takes, and the table
-general  arithmetic, shapes, indices and others
-layers   recurrent layers, Resize, windows and spectra
+node       what a converter takes, and the table
+general    arithmetic, shapes, indices and others
+layers     recurrent layers, Resize, windows and spectra
+quantized  integers of 8 and 16 bits
 """
 
 import logging
@@ -15,7 +16,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ...context import log_converter
 from ...contract import is_recorded
-from . import general, layers  # noqa: F401  (they fill CONVERTERS)
+from . import general, layers, quantized  # noqa: F401  (they fill CONVERTERS)
 from .node import CONVERTERS, OF_TVM, Node
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from ...ops.common import (
     reversed_sequences,
     softplus,
 )
-from .node import Node, converts
+from .node import Node, converts, in_float32
 
 _EXACT = 1 << 53  # up to it float64 represents each integer exactly
 _LONGEST = (1 << 31) - 1  # stride of a slice
@@ -75,12 +75,27 @@ def _mean_variance_normalization(n: Node):
 
 
 @converts("Elu", "Selu")
+@in_float32
 def _elu(n: Node):
     """Convert all float dtypes, TVM float32 only, which loses small numbers below 0."""
-    alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.6732632423543772, 1.0507009873554805)
+    # Those of Selu are float32 by specification.
+    alpha, gamma = (1.0, 1.0) if n.op == "Elu" else (1.67326319217681884765625, 1.05070102214813232421875)
     below = expm1_below_1(n.builder, n.emit(R.minimum(n.x, n.const(0))))
     below = R.multiply(n.const(n.get("alpha", alpha)), below)
     return R.multiply(n.const(n.get("gamma", gamma)), R.where(R.less(n.x, n.const(0)), below, n.x))
+
+
+@converts("LeakyRelu", "HardSigmoid")
+def _with_default(n: Node):
+    """Give alpha the default of ONNX's specification, which is a float32; TVM has a float64."""
+    default = np.float32({"LeakyRelu": 0.01, "HardSigmoid": 0.2}[n.op])
+    return n.tvm_converter(*n.inputs, alpha=n.get("alpha", float(default)))
+
+
+@converts("ThresholdedRelu")
+def _thresholded_relu(n: Node):
+    """Convert all float dtypes, TVM float32 only; NaN is not above the threshold."""
+    return R.where(R.greater(n.x, n.const(n.get("alpha", 1.0))), n.x, n.const(0))
 
 
 converts("Softplus")(lambda n: softplus(n.builder, n.x))
@@ -226,21 +241,31 @@ def _extreme(n: Node):
 
 
 @converts("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
+@in_float32
 def _of_no_axes(n: Node):
     """Apply the function of each element where no axes are reduced; TVM returns the input."""
+    _refuse_integers(n)
     axes = n.known(1) if n.get("noop_with_empty_axes", 0) else [0]
     if axes is not None and len(axes):
         return n.tvm_converter()
     return {"ReduceLogSum": R.log, "ReduceSumSquare": R.square}.get(n.op, R.abs)(n.x)
 
 
+def _refuse_integers(n: Node) -> None:
+    is_rounded = n.op in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp") and "float" not in n.dtype
+    reason = f"{n.op} of {n.dtype}: ONNX does not say how it is rounded; cast to float32 before"
+    n.refuse_if(is_rounded, reason)
+
+
 @converts("ReduceLogSumExp")
+@in_float32
 def _log_sum_exp(n: Node):
     """Subtract the largest element first, if it is finite; TVM's difference of two infinities is NaN."""
+    _refuse_integers(n)
     axes = n.get("axes") if n.opset < 18 else n.known(1)
     axes = None if axes is None or not len(axes) else [int(axis) for axis in axes]
     is_identity = axes is None and n.get("noop_with_empty_axes", 0)
-    if is_identity or not n.shape or n.dtype not in ("float32", "float64"):
+    if is_identity or not n.shape:
         return n.tvm_converter()
     largest = n.emit(R.max(n.x, axes, keepdims=True))
     largest = n.emit(R.where(R.isinf(largest), n.const(0), largest))
@@ -445,8 +470,8 @@ def _det(n: Node):
     count, size = math.prod(n.shape[:-2]), n.shape[-1]
     flat = n.emit(R.reshape(R.astype(n.x, "float64"), (count, size, size)))
     types = ((count, size, size), "float64"), ((count, size), "int64"), ((count,), "float64")
-    kernel = linalg.lu(count, size, "float64")
-    factors, _, sign, _ = n.call("lu", kernel, [flat], *types, ((count,), "int32"))
+    types += ((count,), "int32"), ((count, size), "int32")
+    factors, _, sign, *_ = n.call("lu", linalg.lu(count, size, "float64"), [flat], *types)
     pivots = R.where(n.const(np.eye(size, dtype=bool)), factors, relax.const(1.0, "float64"))
     result = R.multiply(R.prod(pivots, [1, 2]), sign)
     return R.astype(R.reshape(result, n.shape[:-2]), n.dtype)

@@ -11,7 +11,7 @@ from ....kernels.recurrent.cell import FUNCTIONS, Cell
 from ....kernels.recurrent.emit import emit
 from ...context import shape_of
 from ...ops.common import combined, deformed, matrix, transformed, window_counts
-from .node import Node, converts
+from .node import Node, converts, in_float32
 
 # ---------------------------------------------------------------- recurrent layers
 
@@ -200,6 +200,23 @@ _ROUNDED = {
 }
 
 
+@converts("GridSample")
+def _grid_sample(n: Node):
+    """Interpolate at the positions of a grid, halves in float32.
+
+    A coordinate that is NaN, infinite or beyond int64 is -1, as in ONNX Runtime.
+    """
+    mode, is_float = n.text("mode", "linear"), n.dtype.startswith(("float", "bfloat"))
+    reason = f"GridSample of {n.dtype} with mode {mode!r}: only floats are interpolated"
+    n.refuse_if(mode != "nearest" and not is_float, reason)
+    wide = "float64" if n.dtype == "float64" else "float32"
+    grid = n.emit(n.cast(n.inputs[1], wide))
+    is_near = R.less(R.abs(grid), relax.const(2.0**62, wide))
+    grid = n.emit(R.where(is_near, grid, relax.const(-1, wide)))
+    x = n.emit(n.cast(n.x, wide) if is_float else n.x)
+    return n.cast(n.tvm_converter(x, grid), n.dtype)
+
+
 # ---------------------------------------------------------------- windows and signals
 
 
@@ -239,7 +256,11 @@ def _max_pool(n: Node):
     return relax.Tuple([pooled, R.reshape(index, (batch, channels, *outputs))])
 
 
+converts("GlobalLpPool")(in_float32(lambda n: n.tvm_converter()))
+
+
 @converts("LpPool")
+@in_float32
 def _lp_pool(n: Node):
     """Pad for ceil_mode: TVM multiplies means by the size of a window, also where its end is left out."""
     rank = n.rank - 2

@@ -3,10 +3,12 @@
 `CONVERTERS` holds them by operator; `OF_TVM` holds TVM's own.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 from tvm import relax
+from tvm.relax import op as R
 from tvm.relax.frontend.onnx import onnx_frontend
 from tvm.relax.frontend.onnx.onnx_frontend import OnnxOpConverter, get_constant, onnx_input
 
@@ -84,6 +86,20 @@ def converts(*ops: str) -> Callable:
         return function
 
     return register
+
+
+def in_float32(convert: Callable[[Node], relax.Expr]) -> Callable[[Node], relax.Expr]:
+    """Convert an operator that sums functions of halves, such as squares, in float32, and round once."""
+
+    @functools.wraps(convert)
+    def converter(n: Node) -> relax.Expr:
+        dtype = n.dtype
+        if dtype not in ("float16", "bfloat16"):
+            return convert(n)
+        n.inputs[0] = n.emit(R.astype(n.x, "float32"))
+        return R.astype(n.emit(convert(n)), dtype)
+
+    return converter
 
 
 def _tensor(x: relax.Expr | None) -> relax.Expr | None:

@@ -20,6 +20,7 @@ from ..partial_update import CONVERTERS as PARTIAL_UPDATES
 from . import uint8_images
 from .call import Call, bound
 from .linalg import CONVERTERS as LINALG
+from .quantized import CONVERTERS as QUANTIZED
 from .recurrent import CONVERTERS as RECURRENT
 
 _SMALL = 128  # height and width of images, together, of which PyTorch has nearest pixels in another way
@@ -435,6 +436,7 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
         "_batch_norm_legit_no_training", "native_batch_norm that returns its statistics"
     ),
     **LINALG,
+    **QUANTIZED,
     **RECURRENT,
     **PARTIAL_UPDATES,
 }

@@ -16,7 +16,7 @@ from torch._decomp import decomposition_table
 from torch.utils import _pytree as pytree
 
 from ..partial_update import select_scatter
-from ..type_promotion import OF_MIXED_TYPES, with_exact_scalars
+from ..type_promotion import OF_MIXED_TYPES, of_nothing, with_exact_scalars
 from .indexing import INDEXING
 from .linalg import LINALG
 from .recurrent import RECURRENT
@@ -241,6 +241,12 @@ def _preserve(*_: Any, **__: Any) -> Any:
 # ---------------------------------------------------------------- sums, products and norms
 
 
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    dims = [*range(x.ndim)] if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    none = of_nothing(x, dims, keepdim, math.nan, dtype or x.dtype)
+    return NotImplemented if none is None else none
+
+
 def _addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     product = alpha * torch.bmm(a, b).sum(0)
     return product if beta == 0 else beta * x + product
@@ -318,19 +324,22 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
 def _spread(finish: Callable) -> Callable:
     """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
 
-    `finish` takes the variances and the means, in float64.
+    `finish` takes the variances and the means, in float64. A mean of several elements that is infinite is
+    NaN, as the next element's distance from it is in PyTorch's running mean (Welford, 1962).
     """
 
     def decomposed(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False):
         if x.is_complex():
             return NotImplemented
         dims = list(range(x.ndim)) if dim in (None, []) else dim
-        mean = x.double().mean(dims, True)
-        centred = x.double() - mean
         # a tensor, as it may be dynamic
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
+        # A cast of its own becomes a part of the sum's kernel; one that two kernels read would be stored.
+        mean = (x * 1).double().sum(dims, True) / count
+        centred = x.double() - mean
         degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
         variance = (centred * centred).sum(dims, keepdim) / degrees
+        mean = torch.where((mean.abs() == math.inf) & (count > 1), math.nan, mean)
         results = finish(variance, mean.reshape(variance.shape))
         return pytree.tree_map(lambda each: each.to(x.dtype), results)
 
@@ -530,7 +539,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.clamp.Tensor: _clamp,
     aten.clamp.default: _clamp_to_scalars,
     aten.clamp_min.default: _clamp_to_scalars,
-    aten.clamp_max.default: lambda x, most: _clamp_to_scalars(x, None, most),
+    aten.clamp_max.default: lambda x, most: torch.clamp(x, max=most),  # TVM ignores the bound
     aten.clamp_min.Tensor: torch.maximum,
     aten.clamp_max.Tensor: torch.minimum,
     aten.frac.default: lambda x: x - torch.trunc(x),
@@ -541,6 +550,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten.erfc.default: _erfc,
     aten.special_erfcx.default: _erfcx,
+    **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean),
     aten.addbmm.default: _addbmm,
     aten.addmm.default: _sum_with_product(torch.mm),
     aten.baddbmm.default: _sum_with_product(torch.bmm),

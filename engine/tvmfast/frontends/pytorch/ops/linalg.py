@@ -21,15 +21,15 @@ aten = torch.ops.aten
 # ---------------------------------------------------------------- custom operators, and their fake kernels
 
 _library = torch.library.Library("tvmfast", "DEF")
-_library.define("lu(Tensor a) -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define("lu(Tensor a) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 _library.define("required(Tensor info, str wanted) -> Tensor")
 
 
 @torch.library.register_fake("tvmfast::lu")
 def _lu_shapes(a: Tensor) -> tuple[Tensor, ...]:
-    """Return L and U in one matrix, the row permutation, its sign (1 or -1), and a zero pivot's index."""
-    rows = torch.empty(a.shape[:-1], dtype=torch.int64)
-    return torch.empty_like(a), rows, a.new_empty(a.shape[:-2]), torch.empty(a.shape[:-2], dtype=torch.int32)
+    """Return L and U in one matrix, the row permutation, its sign, a zero pivot's index, and the pivots."""
+    rows, sign = torch.empty(a.shape[:-1], dtype=torch.int64), a.new_empty(a.shape[:-2])
+    return torch.empty_like(a), rows, sign, torch.empty_like(sign, dtype=torch.int32), rows.int()
 
 
 @torch.library.register_fake("tvmfast::required")
@@ -39,14 +39,20 @@ def _required_shape(info: Tensor, wanted: str) -> Tensor:
 
 
 def _det(a: Tensor) -> tuple[Tensor, ...]:
-    lu, rows, sign, _ = torch.ops.tvmfast.lu(a)
-    return sign * lu.diagonal(dim1=-2, dim2=-1).prod(-1), lu, rows
+    lu, pivots, sign = _determining(a)
+    return sign * lu.diagonal(dim1=-2, dim2=-1).prod(-1), lu, pivots
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
-    lu, rows, sign, _ = torch.ops.tvmfast.lu(a)
-    pivots = lu.diagonal(dim1=-2, dim2=-1)
-    return sign * torch.sign(pivots).prod(-1), torch.log(pivots.abs()).sum(-1), lu, rows
+    lu, pivots, sign = _determining(a)
+    diagonal = lu.diagonal(dim1=-2, dim2=-1)
+    return sign * torch.sign(diagonal).prod(-1), torch.log(diagonal.abs()).sum(-1), lu, pivots
+
+
+def _determining(a: Tensor) -> tuple[Tensor, ...]:
+    """Return L and U, the pivots, and the sign: as in PyTorch, of a contiguous matrix's transpose."""
+    lu, _, sign, _, pivots = torch.ops.tvmfast.lu(a.mT if a.is_contiguous() else a)
+    return lu, pivots, sign
 
 
 def _solved(a: Tensor, b: Tensor, left: bool, checks: str = "") -> tuple[Tensor, Tensor]:
@@ -54,7 +60,7 @@ def _solved(a: Tensor, b: Tensor, left: bool, checks: str = "") -> tuple[Tensor,
     if not left:
         solution, info = _solved(a.mT, b.mT, True, checks)
         return solution.mT, info
-    lu, rows, _, info = torch.ops.tvmfast.lu(a)
+    lu, rows, _, info, _ = torch.ops.tvmfast.lu(a)
     if checks:
         wanted = f"{checks}: expected a matrix that has an inverse, got a singular one, "
         wanted += "which has no pivot for row "
@@ -78,7 +84,7 @@ def _inverse(a: Tensor, checks: str = "") -> tuple[Tensor, Tensor]:
 
 
 def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
-    factor, info = aten.linalg_cholesky_ex.default(a)
+    factor, info = aten.linalg_cholesky_ex.default(a.mT if upper else a)  # which reads the lower half
     wanted = "linalg.cholesky: expected a positive-definite matrix, got one that is not, as shows in row "
     factor = factor + torch.ops.tvmfast.required(info, wanted).to(a.dtype).unsqueeze(-1).unsqueeze(-1)
     return factor.mT if upper else factor
@@ -87,7 +93,7 @@ def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
 def _cholesky_ex(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     if not upper:
         return NotImplemented
-    factor, info = aten.linalg_cholesky_ex.default(a)
+    factor, info = aten.linalg_cholesky_ex.default(a.mT)
     return factor.mT, info
 
 
@@ -147,7 +153,8 @@ def _matrices(c: Call) -> tuple[int, int, str, relax.Expr]:
 
 def _lu(c: Call) -> relax.Expr:
     count, n, dtype, x = _matrices(c)
-    return _called(c, linalg.lu(count, n, dtype), [x], [(count, n, n), (count, n), (count,), (count,)])
+    shapes = (count, n, n), (count, n), (count,), (count,), (count, n)
+    return _called(c, linalg.lu(count, n, dtype), [x], shapes)
 
 
 def _cholesky_factor(c: Call) -> relax.Expr:

@@ -1,0 +1,248 @@
+"""Search tasks, of a workload or of a network's kernels; the options of a search, and the search."""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections import namedtuple
+from pathlib import Path
+
+import tvm
+
+from tvmfast import tuning
+from tvmfast.compiler.records import key
+from tvmfast.compiler.schedule.workloads.kernel import Kernel
+from tvmfast.core import machine
+from tvmfast.runtime.compiled import cannot_run
+from tvmfast.tuning import metaschedule
+from tvmfast.tuning.session import Log, Session
+from tvmfast.tuning.task import Progress, all_tasks
+
+from ..autotvm import tuner
+from ..autotvm.task import target_of
+from ..autotvm.tuner import LocalBuilder as LocalBuilder
+from ..context import without_instruments
+from ..relay.build import relax_of
+from .record import RecordToFile, key_of, read
+from .workload import ComputeDAG, make_workload_key
+
+_ROUND = 16  # trials from one look at early_stopping to the next
+
+
+class LocalRunner(tuner.LocalRunner):
+    """Runner on this machine: `repeat` means of `number` calls or more, with random arguments."""
+
+    def __init__(self, timeout=10, number=3, repeat=1, min_repeat_ms=100, cooldown_interval=0, *_, **_others):
+        super().__init__(timeout, number, repeat, min_repeat_ms, cooldown_interval)
+
+
+class RPCRunner(LocalRunner):
+    """Runner on the servers that the tracker at `host`:`port` lists under `key`; see LocalRunner."""
+
+    def __init__(self, key, host, port, priority=1, n_parallel=1, *of_local, **options):
+        super().__init__(*of_local, **options)
+        self._where = (f"{host}:{port}", key)
+
+
+class LocalRPCMeasureContext:
+    """What has a `runner` for this machine: a LocalRunner, which measures in a process apart anyway."""
+
+    def __init__(self, priority=1, n_parallel=1, *of_local, **options):
+        self.runner = LocalRunner(*of_local, **options)
+
+
+class TuningOptions:
+    """Options of a search: `num_measure_trials` schedules to measure, beyond those in the file of records.
+
+    It ends after `early_stopping` trials of each task without a faster schedule. `measure_callbacks` has one
+    RecordToFile, or none, which loses the records in the end.
+    """
+
+    def __init__(
+        self, num_measure_trials=0, early_stopping=None, num_measures_per_round=64, verbose=1,
+        builder="local", runner="local", measure_callbacks=None, **_others,
+    ):  # fmt: skip
+        callbacks = list(measure_callbacks or [])
+        if len(callbacks) > 1 or not all(isinstance(each, RecordToFile) for each in callbacks):
+            raise NotImplementedError(f"measure_callbacks: expected one RecordToFile; got {callbacks}")
+        if num_measure_trials < 1:
+            raise ValueError(f"num_measure_trials: expected 1 or more; got {num_measure_trials}")
+        self.num_measure_trials, self.early_stopping = num_measure_trials, max(early_stopping or 0, 0) or None
+        self.builder = LocalBuilder() if builder == "local" else builder
+        self.runner = LocalRunner() if runner == "local" else runner
+        self.file = callbacks[0].filename if callbacks else None
+
+
+class XGBModel:
+    """The cost model: always MetaSchedule's, of XGBoost; random until it knows a hundred trials."""
+
+    def __init__(self, *_args, **_options):
+        self.files: list[str] = []
+
+    def update_from_file(self, file_name, n_lines=None) -> None:
+        """Have the search begin with the records of a file, as `PreloadMeasuredStates` does."""
+        self.files.append(os.fspath(file_name))
+
+
+RandomModel = XGBModel  # what old scripts give by default
+PreloadMeasuredStates = namedtuple("PreloadMeasuredStates", ["filename"])  # have a search begin with records
+
+
+class SketchPolicy:
+    """How to search: MetaSchedule's evolution of its own sketches; Ansor's `params` have no effect."""
+
+    def __init__(
+        self, task, program_cost_model=None, params=None, seed=None, verbose=1, init_search_callbacks=None
+    ):  # fmt: skip
+        callbacks = list(init_search_callbacks or [])
+        if not all(isinstance(each, PreloadMeasuredStates) for each in callbacks):
+            raise NotImplementedError(f"init_search_callbacks: only PreloadMeasuredStates; got {callbacks}")
+        self.seed, self.files = seed, [each.filename for each in callbacks]
+        self.files += getattr(program_cost_model, "files", [])
+
+
+class SearchTask:
+    """A computation to schedule for a CPU: `func` is a registered workload or its name, `args` its arguments.
+
+    Instead, give the `workload_key` that they have, or a `compute_dag`, with a key as its name in records.
+    """
+
+    def __init__(
+        self, func=None, args=None, compute_dag=None, workload_key=None, target=None, target_host=None,
+        hardware_params=None, layout_rewrite_option=None, task_inputs=None, *_, desc="", **_others,
+    ):  # fmt: skip
+        if task_inputs:
+            raise NotImplementedError("SearchTask: task_inputs: what is measured gets random arrays")
+        if func is not None:
+            workload_key = make_workload_key(func, args or ())
+        dag = ComputeDAG(workload_key) if compute_dag is None else compute_dag
+        workload = Kernel.of(dag.func, workload_key or dag.tensors[-1].op.name)
+        self._set(
+            tuning.Task(workload, 1, machine.target_json(target_of(target, "auto_scheduler"))), dag, desc
+        )
+
+    def _set(self, today: tuning.Task, dag: ComputeDAG | str, desc: str) -> "SearchTask":
+        self.today, self.compute_dag, self.desc = today, dag, desc  # text for a network's kernel
+        self.workload_key, self.target = key_of(today.workload), tvm.target.Target(json.loads(today.target))
+        return self
+
+    @classmethod
+    def of_kernel(cls, today: tuning.Task) -> "SearchTask":
+        """Make the task of a network's kernel, which prints as its TensorIR or as a line."""
+        func = getattr(today.workload, "func", None)
+        return cls.__new__(cls)._set(today, func.script() if func else str(today), str(today))
+
+    def tune(self, tuning_options: TuningOptions, search_policy=None, adaptive_training=False) -> None:
+        """Search, and append to the options' file of records, from which it also goes on; see `search`."""
+        search([self], [1], tuning_options, search_policy)
+
+    def apply_best(self, log_file, include_compatible=False, layout_rewrite_option=None) -> tuple:
+        """Return the fastest schedule of a file and the tensors: what `tvm.lower` and `tvm.build` take.
+
+        Raises RuntimeError if the file has none, and ValueError if a line is no record.
+        """
+        if isinstance(self.compute_dag, str):
+            raise NotImplementedError(
+                f"apply_best: {self.desc} is a kernel of a network; relay.build takes its best schedule "
+                "under auto_scheduler.ApplyHistoryBest"
+            )
+        return self.compute_dag.apply_steps_from_state(self._best(log_file))
+
+    def print_best(self, log_file, print_mode="schedule") -> str:
+        """Return the fastest schedule of a file as Python; raises as `apply_best` does."""
+        if print_mode != "schedule":
+            raise NotImplementedError(f"print_best: expected print_mode 'schedule'; got {print_mode!r}")
+        state, dag = self._best(log_file), self.compute_dag
+        return str(state) if isinstance(dag, str) else dag.print_python_code_from_state(state)
+
+    def _best(self, log_file) -> dict:
+        mine = [r for r in read(log_file) if r.workload == self.today.workload and not r.error]
+        if not mine:
+            raise RuntimeError(f"{log_file}: no schedule of {self.workload_key} that ran; tune it first")
+        here = [record for record in mine if record.target == self.today.target]
+        return min(here or mine, key=lambda record: record.call_seconds).config
+
+
+@without_instruments()
+def extract_tasks(mod, params=None, target=None, *_, include_simple_tasks=False, **_others) -> tuple:
+    """Return the tasks of a network, and how often it calls each: two lists.
+
+    A task is a kernel of tvmfast's build, with a reduction unless `include_simple_tasks`. For convolutions,
+    matrix products and what else tvmfast has rules for, the search chooses among the rules' configs; for the
+    others it is MetaSchedule's. `mod` is a Relay module or function, `params` its weights by name.
+    """
+    found = all_tasks(*relax_of(mod, params), target_of(target, "auto_scheduler"))
+    if not include_simple_tasks:
+        found = [t for t in found if not t.workload.by_metaschedule or metaschedule.reduces(t.workload.func)]
+    return [SearchTask.of_kernel(task) for task in found], [task.count for task in found]
+
+
+class TaskScheduler:
+    """A search over tasks for one target, whose trials go where they promise to save most.
+
+    `task_weights` are the calls of each in the network, 1 by default; `load_log_file` is a file of records,
+    or several, to begin with.
+    """
+
+    def __init__(self, tasks, task_weights=None, objective_func=None, *_, load_log_file=None, **_others):
+        if objective_func is not None:
+            raise NotImplementedError("TaskScheduler: objective_func: give task_weights")
+        self.tasks, self.task_weights = list(tasks), list(task_weights or [1] * len(tasks))
+        self._files = [load_log_file] if isinstance(load_log_file, str | os.PathLike) else load_log_file or []
+
+    def tune(self, tune_option: TuningOptions, search_policy="default", *_, **_others) -> None:
+        """Search, and append to the options' file of records, from which it also goes on; see `search`."""
+        policy = None if isinstance(search_policy, str) else search_policy
+        search(self.tasks, self.task_weights, tune_option, policy, self._files)
+
+
+def search(tasks, weights, options: TuningOptions, policy: SketchPolicy | None = None, files=()) -> None:
+    """Measure schedules of tasks, and append each batch to the file of `options` at once.
+
+    Raises ValueError for no tasks, several targets, one that this machine cannot run, or a bad file.
+    """
+    if policy is not None and not isinstance(policy, SketchPolicy):
+        raise NotImplementedError(f"search_policy: expected a SketchPolicy; got {type(policy).__name__}")
+    if len({task.today.target for task in tasks}) != 1:
+        raise ValueError("auto_scheduler: expected tasks, all for one target")
+    target, seed = tasks[0].target, policy and policy.seed
+    if not options.runner._where and (reason := cannot_run(target)):
+        raise ValueError(f"this machine cannot measure for {target}: {reason}; give an RPCRunner")
+    weighted = zip(tasks, weights, strict=True)
+    todays = [tuning.Task(t.today.workload, max(1, round(w)), t.today.target) for t, w in weighted]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        file = Path(options.file or f"{folder}/records.json").resolve()
+        others = {Path(each).resolve() for each in (*files, *(policy.files if policy else ()))} - {file}
+        known = [record for each in others for record in read(each)]
+        if file.exists():
+            read(file)  # a bad file is an error before anything is measured
+        log = stack.enter_context(contextlib.closing(Log(file)))
+        runner, left = options.runner.open(options.builder.timeout), options.num_measure_trials
+        by_search = [task for task in todays if task.workload.by_metaschedule]
+        by_rule = [task for task in todays if not task.workload.by_metaschedule]
+        share = left - left * len(by_search) // len(todays)  # of the tasks by rule
+        for group, trials in ((by_rule, share), (by_search, left - share)):
+            if group and trials:
+                session = Session(group, target, log, 0, options.early_stopping)
+                session.known += [record for record in known if record.target == group[0].target]
+                _search(session, runner, trials, seed, group is by_rule)
+
+
+def _search(session: Session, runner, trials: int, seed: int | None, by_rule: bool) -> None:
+    """Measure so many schedules more; MetaSchedule's search runs in rounds if it may stop early."""
+    workloads = {task.workload for task in session.tasks}
+    known = (r for r in session.known if r.workload in workloads and not r.final)
+    done = len({(record.workload, key(record.config)) for record in known})
+    end, stop, before = done + trials, session.early_stopping, -1
+    if by_rule:
+        session.trials = end
+        session.search("xgb", runner, True, seed)
+        return
+    while before < done < end:
+        session.states = [Progress(task) for task in session.tasks]
+        session.trials, session.earlier = min(end, done + _ROUND) if stop else end, done  # for another seed
+        metaschedule.search(session, runner, seed)
+        before, done = done, session.done
+        if stop and all(state.trials - state.last_gain >= stop for state in session.states):
+            return

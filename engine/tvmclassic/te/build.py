@@ -1,0 +1,172 @@
+"""`tvm.lower` and `tvm.build` of TE schedules, and today's modules with the methods that they had."""
+
+import contextlib
+
+import tvm
+from tvm import s_tir
+from tvm.runtime import Module
+
+from tvmfast.core import machine
+from tvmfast.core.compat import cuda_headers, exact_cuda
+
+from .. import targets
+from .replay import replay
+from .schedule import Schedule
+
+# The last: a library's only function, beside its name.
+_ENTRIES = ("main", "default_function", "__tvm_ffi_main")
+
+# What makes loops of blocks; from here on TVM rewrites the loops themselves.
+_LOOPS = (
+    s_tir.transform.LowerCrossThreadReduction,
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.CompactBufferAllocation,
+    s_tir.transform.UnifyThreadBinding,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.StmtSimplify,
+    s_tir.transform.LowerOpaqueBlock,
+    s_tir.transform.StmtSimplify,
+)
+
+
+def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = False) -> tvm.IRModule:
+    """`tvm.lower`: a TE schedule as a module with one function.
+
+    Args:
+        inp: A TE schedule; or a module or function of TensorIR.
+        args: Its arguments: tensors of `te`, and variables; only for a schedule.
+        name: The function's name.
+        binds: Not supported: buffers of arguments; None.
+        simple_mode: Whether to return loops without blocks, for printing. Else the module has the blocks of
+            TensorIR, on which a `tvm.s_tir.Schedule` can go on. `build` takes both.
+
+    Raises:
+        TypeError: `inp` is something else, or a schedule without `args`.
+        ScheduleError: What `replay` raises.
+    """
+    if binds:
+        raise NotImplementedError(
+            "tvm.lower: binds are gone; strides of arguments come from the arrays in a call"
+        )
+    if _is_scheduled(inp) and not isinstance(args, list | tuple):
+        raise TypeError("tvm.lower: expected the arguments of the function, such as [A, B, C]")
+    if isinstance(inp, Schedule):
+        mod = replay(inp, args, name).mod
+    elif _is_scheduled(inp):
+        mod = tvm.IRModule({name: inp.lowered(args)["main"].with_attr("global_symbol", name)})
+    elif isinstance(inp, tvm.tirx.PrimFunc):
+        mod = tvm.IRModule({name: inp.with_attr("global_symbol", name)})
+    elif isinstance(inp, tvm.IRModule):
+        mod = inp
+    else:
+        raise TypeError(
+            "tvm.lower: expected a schedule of te.create_schedule, a module or a function; "
+            f"got {type(inp).__name__}"
+        )
+    return tvm.transform.Sequential([make() for make in _LOOPS])(mod) if simple_mode else mod
+
+
+def _is_scheduled(given) -> bool:
+    return isinstance(given, Schedule) or hasattr(given, "lowered")  # the latter of auto_scheduler
+
+
+def build(
+    inputs,
+    args=None,
+    target=None,
+    target_host=None,
+    runtime=None,
+    name: str = "default_function",
+    binds=None,
+    pipeline="default",
+) -> Module:
+    """`tvm.build`: compile a TE schedule, or a module or function of TensorIR.
+
+    Args:
+        inputs: A TE schedule with its arguments in `args`, or what `lower` returns.
+        args: The arguments of a schedule; for a module the target, as today.
+        target: A target, or what `tvm.target.Target` takes; by default that of the context, else "llvm".
+            Without options, "llvm" means this machine, as for `relay.build`.
+        target_host: The target of a GPU's host.
+        runtime: Ignored, as there is one runtime.
+        name: The name of a schedule's function.
+        binds: Not supported; None.
+        pipeline: TVM's passes, as of today's `tvm.build`.
+
+    Returns:
+        A module that is called, with the methods of TVM 0.8's.
+
+    Raises:
+        TypeError, ScheduleError: What `lower` raises.
+    """
+    if isinstance(inputs, list | tuple | dict):
+        raise TypeError(
+            f"tvm.build: expected one schedule, module or function; got a {type(inputs).__name__}"
+        )
+    if not _is_scheduled(inputs) and target is None:
+        target = args
+    if isinstance(inputs, tvm.tirx.PrimFunc):
+        name = str((inputs.attrs or {}).get("global_symbol", name))
+    if not isinstance(inputs, tvm.IRModule):
+        inputs = lower(inputs, args, name, binds)
+    target = tvm.target.Target.current() if target is None else target
+    if target is None and all((f.attrs or {}).get("target") is None for f in inputs.functions.values()):
+        target = "llvm"
+    if target is not None:
+        target = tvm.target.Target(target)
+        if target.kind.name == "llvm" and targets.for_build(target) is None:
+            target = machine.host_target()  # as for relay.build: what tuners measure is what runs
+        target = target.with_host(tvm.target.Target(target_host)) if target_host is not None else target
+    with contextlib.ExitStack() as compiler:
+        if target is not None and target.kind.name == "cuda" and tvm.cuda().exist:
+            compiler.enter_context(cuda_headers())  # without a GPU the kernels stay source
+            compiler.enter_context(exact_cuda())
+        module = tvm.tirx.build(inputs, target, pipeline=pipeline)
+    names = [variable.name_hint for variable in inputs.get_global_vars()]
+    if len(names) == 1:
+        module.__dict__["entry_name"] = names[0]
+    return module
+
+
+# ---------------------------------------------------------------- modules
+
+
+def _entry(module: Module) -> str:
+    """Return the name of a module's function: as `build` noted it, or, of a loaded library, what it has."""
+    if "entry_name" in module.__dict__:
+        return module.__dict__["entry_name"]
+    return next((name for name in _ENTRIES if module.implements_function(name)), "main")
+
+
+def _call(module: Module, *args):
+    """Call a module's function: that of its name, or its only one."""
+    if "entry_call" not in module.__dict__:  # looking it up takes as long as a small kernel
+        module.__dict__["entry_call"] = module.get_function(_entry(module))
+    return module.__dict__["entry_call"](*args)
+
+
+def _time_evaluator(original):
+    def time_evaluator(self, func_name, dev=None, number=10, repeat=1, *args, ctx=None, **options):
+        """`Module.time_evaluator`, with the device also as `ctx`."""
+        return original(self, func_name, ctx if dev is None else dev, number, repeat, *args, **options)
+
+    return time_evaluator
+
+
+def _save(module: Module, file_name, fmt: str = "") -> None:
+    """`Module.save`: write an object file, LLVM's or a GPU's code, by the ending of the name."""
+    module.write_to_file(str(file_name), fmt or str(file_name).rpartition(".")[2])
+
+
+METHODS = {
+    "__call__": _call,
+    "entry_name": property(_entry),
+    "entry_func": property(lambda self: self.get_function(_entry(self))),
+    "get_source": Module.inspect_source,
+    "imported_modules": property(lambda self: list(self.imports)),
+    "save": _save,
+    "time_evaluator": _time_evaluator(Module.time_evaluator),
+    "type_key": property(lambda self: self.kind),
+}
