@@ -3,10 +3,12 @@
     python -m tools.gpu_tiles                      # three minutes; `make gpu-tiles` calls it
     python -m tools.gpu_tiles --only conv:16 --networks "" --out tiles.json
 
-Shapes are those of the convolutions of ResNet-18 and ResNet-50, for 1 and 16 pictures, with TF32, and of
-the products of ViT-B/16 and BERT-base, for one picture and one text, in float16. Processes compile all that
-may be good for a shape, and one at a time measures: the time that CUPTI sees in the GPU's kernels, the caches
-warm. Each is compared with PyTorch. At the end networks are timed with the best tiles.
+Shapes are those of the convolutions of ResNet-18 and ResNet-50, for 1 and 16 pictures, with TF32, of the
+products of ViT-B/16 and BERT-base, for one picture and one text, in float16, and of the products of GPT-2 for
+a few tokens, in both dtypes: there `skinny` is the rule of that name. Processes compile all that may be good
+for a shape, and one at a time measures: the time that CUPTI sees in the GPU's kernels, the caches warm, so
+that a token's weights may come from the second-level cache. Each is compared with PyTorch. At the end networks
+are timed with the best tiles. Without a GPU, `--dry` builds all, and compiles one of each shape.
 """
 
 import argparse
@@ -25,15 +27,23 @@ from torch.profiler import ProfilerActivity, profile
 from tvm import relax
 
 import tvmfast
-from tvmfast.compiler.cuda import gpu, tensor_cores, tiles
+from tvmfast.compiler.cuda import codegen, gpu, operands, tensor_cores, tiles
+from tvmfast.runtime import on_gpu
 
+DRY = {"kind": "cuda", "arch": "sm_90"}  # the target without a GPU
+SKINNY = "skinny"  # instead of a tile: the rule of that name
 CALLS = 12
 BETWEEN = 1e-3  # ms from one launch to the next of a product in two launches, about
 _LOCK = None
 
 
 def shapes() -> list[tuple]:
-    """List ("conv", N, C, H, W, O, kernel, stride, padding) and ("matmul", M, N, K), the largest first."""
+    """List what is measured, the largest first.
+
+    Returns:
+        ("conv", N, C, H, W, O, kernel, stride, padding), ("matmul", M, N, K) in float16, and ("token", dtype,
+        M, N, K).
+    """
     found = {}
     for name in ("resnet18", "resnet50"):
         with torch.device("meta"):
@@ -52,12 +62,16 @@ def shapes() -> list[tuple]:
     for rows in (197, 128):
         for columns, length in ((768, 768), (2304, 768), (3072, 768), (768, 3072)):
             found["matmul", rows, columns, length] = None
+    for rows in (1, 4, 8):
+        for columns, length in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (50257, 768)):
+            for dtype in ("float16", "float32"):
+                found["token", dtype, rows, columns, length] = None
     return sorted(found, key=lambda shape: -_macs(shape))
 
 
 def _macs(shape) -> int:
-    if shape[0] == "matmul":
-        return shape[1] * shape[2] * shape[3]
+    if shape[0] != "conv":
+        return shape[-3] * shape[-2] * shape[-1]
     _, n, c, h, w, o, k, s, p = shape
     return n * o * ((h + 2 * p - k) // s + 1) * ((w + 2 * p - k) // s + 1) * c * k * k
 
@@ -66,9 +80,9 @@ def module(shape):
     """Return a module of one kernel (a product, a bias, ReLU), its parameters, and its input's shape."""
     rng = np.random.default_rng(0)
     builder = relax.BlockBuilder()
-    if shape[0] == "matmul":
-        _, m, n, k = shape
-        x, dtype = (m, k), "float16"
+    if shape[0] != "conv":
+        m, n, k = shape[-3:]
+        x, dtype = (m, k), _dtype(shape)
         params = {"weight": (rng.standard_normal((k, n)) * k**-0.5).astype(dtype)}
         params["bias"] = rng.standard_normal((n,)).astype(dtype)
     else:
@@ -81,7 +95,7 @@ def module(shape):
     data = relax.Var("x", relax.TensorType(x, dtype))
     with builder.function("main", [data, *inputs]):
         with builder.dataflow():
-            if shape[0] == "matmul":
+            if shape[0] != "conv":
                 y = builder.emit(relax.op.matmul(data, inputs[0], out_dtype="float32"))
                 y = builder.emit(relax.op.astype(y, dtype))
             else:
@@ -92,23 +106,36 @@ def module(shape):
     return builder.get(), params, x
 
 
+def _dtype(shape) -> str:
+    return {"conv": "float32", "matmul": "float16"}.get(shape[0], shape[1])
+
+
 def build(shape, tile, target="cuda"):
-    """Build a shape with a tile; with None as without this rule."""
+    """Build a shape with a tile, or with the rule SKINNY; with None as without these rules."""
     mod, params, _ = module(shape)
-    chosen, applied = tensor_cores.tile_for, tensor_cores.TensorCores.apply
-    if tile is None:
+    chosen, applied, served = tensor_cores.tile_for, tensor_cores.TensorCores.apply, operands.SERVED
+    operands.SERVED = (_dtype(shape),) if tile == SKINNY else ()
+    if tile in (None, SKINNY):
         tensor_cores.TensorCores.apply = lambda *_: None
     tensor_cores.tile_for = lambda *_: tile
     try:
         return tvmfast.build(mod, params, target, allow_tf32=shape[0] == "conv" and tile is not None)
     finally:
-        tensor_cores.tile_for, tensor_cores.TensorCores.apply = chosen, applied
+        tensor_cores.tile_for, tensor_cores.TensorCores.apply, operands.SERVED = chosen, applied, served
+
+
+def candidates(shape) -> list:
+    """List what may be good for a shape: tiles, and SKINNY for tokens; None, which is dlight's, first."""
+    if shape[0] != "token":
+        return [None, *tiles.candidates(key_of(shape))]
+    on_cores = _dtype(shape) == "float16" and shape[2] > 1
+    return [None, SKINNY, *(tiles.candidates(key_of(shape)) if on_cores else [])]
 
 
 def key_of(shape) -> tuple:
     """Return what `tiles.tile_for` is asked with for a shape."""
-    if shape[0] == "matmul":
-        return ("float16", 1, *shape[1:])
+    if shape[0] != "conv":
+        return (_dtype(shape), 1, *shape[-3:])
     _, n, c, h, w, o, k, s, p = shape
     pixels = ((h + 2 * p - k) // s + 1) * ((w + 2 * p - k) // s + 1)
     return ("float32", 1, o, n * pixels, c * k * k, k, k, s)
@@ -118,13 +145,14 @@ def measure(shape, dry=False) -> dict:
     """Build a shape with each tile that may be good, and time them; a process of the pool runs this."""
     row = {"shape": shape, "key": key_of(shape), "gflop": 2e-9 * _macs(shape), "tiles": [], "errors": []}
     libs = []
-    for tile in [None, *tiles.candidates(row["key"])]:
+    for tile in candidates(shape):
         try:
-            libs.append((tile, build(shape, tile, {"kind": "cuda", "arch": "sm_90"} if dry else "cuda")))
+            libs.append((tile, build(shape, tile, DRY if dry else "cuda")))
         except Exception as error:
             row["errors"].append(f"{tile}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     if dry:
-        row["built"] = len(libs)
+        row["built"], (_, lib) = len(libs), libs[1]
+        row["bytes"] = len(codegen.machine_code(lib.source(), DRY["arch"]))
         return row
     with _LOCK:
         return row | _times(shape, libs, row["errors"])
@@ -132,12 +160,12 @@ def measure(shape, dry=False) -> dict:
 
 def _times(shape, libs, errors) -> dict:
     _, params, size = module(shape)
-    dtype = torch.float16 if shape[0] == "matmul" else torch.float32
+    dtype = getattr(torch, _dtype(shape))
     x = torch.randn(size, generator=torch.Generator().manual_seed(0)).to("cuda", dtype)
     weight, bias = (torch.from_numpy(each).cuda() for each in params.values())
 
     def peer(data=x, w=weight, b=bias):
-        if shape[0] == "matmul":
+        if shape[0] != "conv":
             return torch.relu(data @ w + b)
         return torch.relu(torch.nn.functional.conv2d(data, w, b.flatten(), shape[7], shape[8]))
 
@@ -181,8 +209,8 @@ def _times(shape, libs, errors) -> dict:
         if tile is None:
             found["dlight"] = ms
         else:
-            found["tiles"].append((ms, tuple(tile)))
-    found["tiles"].sort()
+            found["tiles"].append((ms, tile if tile == SKINNY else tuple(tile)))
+    found["tiles"].sort(key=lambda each: each[0])
     return found
 
 
@@ -244,11 +272,18 @@ def _start(lock):
 
 def _line(row) -> str:
     """Return a line of the table, which is one of `MEASURED`."""
+    if "built" in row:
+        return f"# {row['key']}: {row['built']} built, {row['bytes']} bytes of machine code, none run"
     if not row["tiles"]:
         return f"# {row['key']}: none; {row['errors'][:1]}"
     ms, tile = row["tiles"][0]
     times = ", ".join(f"{name} {row[name] * 1e3:.1f}" for name in ("dlight", "torch") if name in row)
     rate = f"{row['gflop'] / ms:.1f} TFLOP/s"
+    if row["shape"][0] == "token":  # for `operands.SERVED`, and no line of the table
+        taken = ", ".join(
+            f"{tile if tile == SKINNY else f'Tile{tile}'} {ms * 1e3:.1f}" for ms, tile in row["tiles"][:3]
+        )
+        return f"# {row['key']}: {taken} us; {times}"
     return f"    {row['key']}: Tile{tile},  # {ms * 1e3:.1f} us, {rate}; {times}".replace("'", '"')
 
 
@@ -260,8 +295,14 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet18,resnet50", help="networks of torchvision")
     parser.add_argument("--seconds", type=float, default=150, help="stop measuring shapes after 0.7 of these")
     parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1))
-    parser.add_argument("--dry", action="store_true", help="only build, without a GPU")
+    parser.add_argument(
+        "--dry", action="store_true", help="build all, and compile one kernel of each shape; nothing runs"
+    )
     options = parser.parse_args()
+    if not options.dry and not tvm.cuda().exist:
+        parser.error(
+            f"it takes an NVIDIA GPU{on_gpu.old_driver() or ', and TVM finds none'}; --dry builds without one"
+        )
     started, rows, found = time.perf_counter(), [], []
     context = multiprocessing.get_context("spawn")
     wanted = [shape for shape in shapes() if ":".join(map(str, shape)).startswith(options.only)]
@@ -283,7 +324,7 @@ def main() -> None:
                 print(f"# {shape}: {type(error).__name__}: {error}", flush=True)
             write()
         print(f"# shapes: {time.perf_counter() - started:.0f} s", flush=True)
-        best = {row["key"]: row["tiles"][0][1] for row in rows if row["tiles"]}
+        best = {row["key"]: row["tiles"][0][1] for row in rows if row["tiles"] and row["shape"][0] != "token"}
         names = [] if options.dry else filter(None, options.networks.split(","))
         waiting = [pool.apply_async(network, (name, n, best)) for name in names for n in (1, 16)]
         for result in waiting:

@@ -1,4 +1,4 @@
-// CUDA's threads on a CPU, for the kernels of tvmfast/compiler/cuda/tensor_cores.py: a block's threads are contexts that
+// CUDA's threads on a CPU, for the kernels of tvmfast/compiler/cuda/device_code.py: a block's threads are contexts that
 // take turns at barriers and at the instructions of a warp; these are as PTX's manual describes them. A copy to shared
 // memory arrives when its group is waited for, not before; what is outside of the arrays, or not aligned, ends the test.
 #include <ucontext.h>
@@ -13,6 +13,7 @@
 
 #define TVMFAST_INSTRUCTIONS
 #define INLINE inline
+#define SHARED static
 #define __global__
 #define __restrict__
 #define __shared__
@@ -34,7 +35,7 @@ struct Thread {
   std::unique_ptr<char[]> stack{new char[1 << 16]};
 };
 struct Barrier { int arrived = 0, generation = 0; };
-struct Warp { Barrier barrier; unsigned a[32][4], b[32][2]; const char* rows[32]; };
+struct Warp { Barrier barrier; unsigned a[32][4], b[32][2]; const char* rows[32]; float values[32]; };
 struct Array { const char* start; long long bytes; };
 
 static Index blockIdx;
@@ -97,6 +98,21 @@ template <int BYTES> void copy(void* to, const void* from, bool inside) {
   if (inside) check(from, BYTES);
   threads[current].groups.back().push_back({(char*)to, (const char*)from, BYTES, inside});
 }
+template <class V> void read(V& to, const void* from) {
+  if ((uintptr_t)from % sizeof(V)) fail("a load that is not aligned");
+  check(from, sizeof(V));
+  std::memcpy(&to, from, sizeof(V));
+}
+inline float shuffled(float value, int mask) {
+  Warp& own = warp();
+  own.values[current % 32] = value;
+  warp_barrier();
+  float other = own.values[(current % 32) ^ mask];
+  warp_barrier();
+  return other;
+}
+inline float wide(float x) { return x; }
+inline float wide(half x) { return (float)x; }
 inline void commit() { threads[current].groups.emplace_back(); }
 template <int PENDING> void wait() {
   auto& groups = threads[current].groups;

@@ -15,11 +15,12 @@ from testing import Function
 from torch import nn
 from torch.nn import functional as F
 from tvm import relax, te, tirx
+from tvm.script import tirx as T
 from tvm.tirx import compilation_pipeline
 
 import tvmfast
 from tvmfast.compiler.build import resolve_target
-from tvmfast.compiler.cuda import tensor_cores, tiles
+from tvmfast.compiler.cuda import operands, products, tensor_cores, tiles
 from tvmfast.compiler.cuda.tiles import TILES, Tile
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
@@ -28,7 +29,7 @@ SMALL = Tile(32, 32, 128, 16, 16, 3)
 TF32 = 2.0**-11  # the largest relative error of rounding to it
 
 
-def built(function, shapes, params, tile=None, **options):
+def built(function, shapes, params, tile=None, target=TARGET, **options):
     """The library of one kernel: `function(builder, x, *params)`, whose results follow from it."""
     builder = relax.BlockBuilder()
     inputs = [relax.Var(name, relax.TensorType(*each)) for name, each in shapes.items()]
@@ -40,7 +41,7 @@ def built(function, shapes, params, tile=None, **options):
     with pytest.MonkeyPatch.context() as patch:
         if tile:
             patch.setattr(tensor_cores, "tile_for", lambda *_: tile)
-        return tvmfast.build(builder.get(), params, TARGET, **{"allow_tf32": True, **options})
+        return tvmfast.build(builder.get(), params, target, **{"allow_tf32": True, **options})
 
 
 def on_cpu(lib, inputs, folder):
@@ -78,9 +79,9 @@ def numbers(*shape, dtype="float32"):
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
 
 
-def assert_close(got, wanted, sizes, length, dtype, others=0.0):
+def assert_close(got, wanted, sizes, length, dtype, others=0.0, exact=False):
     """Compare with sums of `length` products, whose magnitudes add up to `sizes`, to which `others` were added."""
-    operands = 2 * TF32 if dtype == "float32" else 0  # products of halves are exact in float32
+    operands = 0 if exact or dtype == "float16" else 2 * TF32  # products of halves are exact in float32
     bound = (operands + 2 * length * 2.0**-24) * sizes + 4 * np.finfo(dtype).eps * (sizes + others)
     assert got.dtype == dtype
     assert np.isfinite(got).all()
@@ -145,6 +146,18 @@ def test_infinities_and_nan_stay(tmp_path):
 
 # ---------------------------------------------------------------- products
 
+
+def product_along_k(a, b, factor="float32"):
+    """Of (…, M, K) and (…, N, K), or of (…, M, K) and (N, K)."""
+    k = te.reduce_axis((0, a.shape[-1]), "k")
+
+    def element(*at):
+        other = (*at[:-2], at[-1], k) if len(b.shape) > 2 else (at[-1], k)
+        return te.sum((a[(*at[:-1], k)].astype(factor) * b[other].astype(factor)).astype("float32"), k)
+
+    return te.compute((*a.shape[:-1], b.shape[-2]), element, "product")
+
+
 PRODUCTS = {  # (…, M, K), the other operand's shape, whether its rows are along k, tile
     "the largest tile": ((150, 72), (72, 136), False, TILES[0]),
     "the widest tile": ((70, 64), (64, 136), False, TILES[1]),
@@ -161,21 +174,15 @@ def test_products_of_halves(name, tmp_path):
     shape, other, along_k, tile = PRODUCTS[name]
     a, b = numbers(*shape, dtype="float16"), np.flip(numbers(*other, dtype="float16")).copy()
 
-    def transposed(a, b):
-        k = te.reduce_axis((0, a.shape[-1]), "k")
-        return te.compute(
-            (*a.shape[:-1], b.shape[-2]),
-            lambda *at: te.sum(a[(*at[:-1], k)].astype("float32") * b[(*at[:-2], at[-1], k)].astype("float32"), k),
-        )
-
     def function(builder, a, b):
-        product = builder.call_te(transposed, a, b) if along_k else relax.op.matmul(a, b, out_dtype="float32")
-        return relax.op.nn.relu(relax.op.astype(product, "float16"))
+        product = builder.call_te(product_along_k, a, b) if along_k else relax.op.matmul(a, b, out_dtype="float32")
+        scaled = relax.op.multiply(product, relax.const(0.125, "float32"))
+        return relax.op.nn.relu(relax.op.astype(scaled, "float16"))
 
     lib = built(function, {"a": (shape, "float16"), "b": (other, "float16")}, {}, tile)
     assert list(lib.kernels.family) == ["tensor_cores"]
     wide = [each.astype("float64") for each in (a, np.swapaxes(b, -1, -2) if along_k else b)]
-    wanted, sizes = np.maximum(np.matmul(*wide), 0), np.matmul(*map(np.abs, wide))
+    wanted, sizes = np.maximum(np.matmul(*wide) / 8, 0), np.matmul(*map(np.abs, wide)) / 8
     assert_close(on_cpu(lib, {"a": a, "b": b}, tmp_path), wanted, sizes, shape[-1], "float16")
 
 
@@ -188,6 +195,114 @@ def test_operands_that_were_halves_are_halves_again():
         assert lib.kernels.family[product] == "tensor_cores"
         assert {str(each.dtype) for each in lib.params.values()} <= {"float16", "float32"}
         assert max(lib.params.values(), key=lambda each: each.numpy().size).dtype == "float16"
+
+
+# ---------------------------------------------------------------- products of a few rows
+
+FEW_ROWS = {  # (…, M, K), (…, N, K), dtype
+    "one row": ((1, 72), (40, 72), "float16"),
+    "eight rows": ((8, 136), (21, 136), "float16"),
+    "rows of two sequences": ((2, 3, 64), (33, 64), "float16"),
+    "batches": ((3, 2, 48), (3, 20, 48), "float16"),
+    "odd lengths": ((2, 35), (17, 35), "float16"),
+    "one column": ((3, 40), (1, 40), "float16"),
+    "a warp for each column": ((1, 40), (2200, 40), "float16"),
+    "several vectors ahead": ((2, 2100), (5, 2100), "float32"),
+    "pairs": ((5, 102), (30, 102), "float32"),
+}
+
+
+@pytest.fixture
+def of_both_dtypes(monkeypatch):
+    monkeypatch.setattr(operands, "SERVED", ("float16", "float32"))
+
+
+@pytest.mark.parametrize("name", FEW_ROWS)
+def test_products_of_few_rows(name, of_both_dtypes, tmp_path):
+    """With what follows in the kernel: a factor, a bias, another input, ReLU."""
+    shape, other, dtype = FEW_ROWS[name]
+    a, b = numbers(*shape, dtype=dtype), np.flip(numbers(*other, dtype=dtype)).copy()
+    wide = [each.astype("float64") for each in (a, np.swapaxes(b, -1, -2))]
+    products, bias = np.matmul(*wide) / 8, numbers(other[-2])
+    y = np.flip(numbers(*products.shape)).copy()
+
+    def function(builder, a, b, y, bias):
+        scaled = relax.op.multiply(builder.call_te(product_along_k, a, b), relax.const(0.125, "float32"))
+        return relax.op.astype(relax.op.nn.relu(relax.op.add(relax.op.add(scaled, bias), y)), dtype)
+
+    inputs = {"a": (shape, dtype), "b": (other, dtype), "y": (y.shape, "float32"), "bias": (bias.shape, "float32")}
+    lib = built(function, inputs, {})
+    assert list(lib.kernels.family) == ["skinny"]
+    got = on_cpu(lib, {"a": a, "b": b, "y": y, "bias": bias}, tmp_path)
+    sizes = np.matmul(*map(np.abs, wide)) / 8
+    others = np.abs(bias).astype("float64") + np.abs(y)
+    assert_close(got, np.maximum(products + bias + y, 0), sizes, shape[-1] + 2, dtype, others, exact=True)
+
+
+def test_warps_share_a_column_where_there_are_few():
+    launches = {}
+    for rows, columns, length in ((1, 40, 1024), (1, 1500, 1024), (1, 40, 40), (8, 5000, 1024)):
+        inputs = {"a": ((rows, length), "float16"), "b": ((columns, length), "float16")}
+        (launch,) = built(lambda bb, a, b: bb.call_te(product_along_k, a, b), inputs, {}).kernels.launches.iloc[0]
+        assert launch["block"] == [128, 1, 1]
+        launches[rows, columns, length] = launch["grid"][0]
+    assert list(launches.values()) == [40, 750, 10, 1250]
+
+
+def test_a_row_does_not_depend_on_the_others(tmp_path):
+    """Its sums are in one order, and what is not finite stays in its row and column."""
+    a, b = numbers(4, 200, dtype="float16"), np.abs(numbers(48, 200, dtype="float16"))
+    a[1, 3], a[2, 150], b[7, 8] = np.inf, np.nan, np.inf
+    results = []
+    for rows in (a, a[:1], a[3:]):
+        inputs = {"a": (rows.shape, "float16"), "b": (b.shape, "float16")}
+        folder = tmp_path / str(len(results))
+        folder.mkdir()
+        lib = built(lambda bb, a, b: bb.call_te(product_along_k, a, b), inputs, {})
+        results.append(on_cpu(lib, {"a": rows.copy(), "b": b}, folder))
+    np.testing.assert_array_equal(results[0][:1], results[1])
+    np.testing.assert_array_equal(results[0][3:], results[2])
+    with np.errstate(invalid="ignore"):
+        wanted = a.astype("float64") @ b.astype("float64").T
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(results[0]), test(wanted))
+
+
+def test_weights_of_few_rows_lie_along_the_sum(monkeypatch):
+    """In float16, of whole vectors; others keep their order, and float32 its rules."""
+    layer = nn.Sequential(nn.Linear(64, 50), nn.ReLU()).half().eval()
+    for shape, family, weight in (((1, 64), "skinny", (50, 64)), ((2, 4, 64), "skinny", (50, 64)),
+                                  ((9, 64), "tensor_cores", (64, 50))):  # fmt: skip
+        lib = tvmfast.build(layer, {"x": (shape, "float16")}, TARGET)
+        (product,) = (name for name in lib.kernels.index if "matmul" in name)
+        assert lib.kernels.family[product] == family
+        assert weight in [tuple(each.shape) for each in lib.params.values()]
+    odd = tvmfast.build(nn.Linear(63, 50).half().eval(), {"x": ((1, 63), "float16")}, TARGET)
+    single = tvmfast.build(nn.Linear(64, 50).eval(), {"x": (1, 64)}, TARGET)
+    assert "skinny" not in {*odd.kernels.family, *single.kernels.family}
+    monkeypatch.setattr(operands, "SERVED", ("float32",))
+    assert list(tvmfast.build(nn.Linear(64, 50).eval(), {"x": (1, 64)}, TARGET).kernels.family) == ["skinny"]
+
+
+def test_a_token_of_a_network_in_halves(tmp_path):
+    layer = nn.Linear(72, 40).half().eval()
+    x = torch.from_numpy(numbers(1, 72, dtype="float16"))
+    lib = tvmfast.build(layer, {"x": (tuple(x.shape), "float16")}, TARGET)
+    assert list(lib.kernels.family) == ["skinny"]
+    weight, bias = (each.detach().double().numpy() for each in (layer.weight, layer.bias))
+    wide = x.double().numpy()
+    got = on_cpu(lib, {"x": x.numpy()}, tmp_path)
+    sizes = np.abs(wide) @ np.abs(weight.T)
+    assert_close(got, wide @ weight.T + bias, sizes, 72, "float16", np.abs(wide @ weight.T) + np.abs(bias), exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_nvrtc_compiles_products_of_few_rows_for_older_gpus(dtype, of_both_dtypes):
+    inputs = {"a": ((2, 64), dtype), "b": ((40, 64), dtype)}
+    target = {"kind": "cuda", "arch": "sm_75"}
+    lib = built(lambda bb, a, b: bb.call_te(product_along_k, a, b), inputs, {}, target=target)
+    assert list(lib.kernels.family) == ["skinny"]
+    assert len(machine_code(lib, arch="sm_75")) > 1000
 
 
 # ---------------------------------------------------------------- which kernels it takes
@@ -236,6 +351,42 @@ def test_a_launch_asks_for_its_shared_memory():
     launches = {"tirx.kernel_launch_params" in (f.attrs or {}): f for f in lowered.functions.values()}
     assert list(launches[True].attrs["tirx.kernel_launch_params"])[-1] == "tirx.use_dyn_shared_memory"
     assert re.search(rf"\b{size}\b", launches[False].script())
+
+
+@T.prim_func(s_tir=True)
+def from_one(a: T.Buffer((32, 32), "float16"), b: T.Buffer((32, 32), "float16"), c: T.Buffer((32, 32), "float32")):
+    """A product whose sums begin with 1."""
+    for i, j, k in T.grid(32, 32, 32):
+        with T.sblock("c"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                c[vi, vj] = T.float32(1)
+            c[vi, vj] += T.Cast("float32", a[vi, vk]) * T.Cast("float32", b[vj, vk])
+
+
+def along_k(rows=32, columns=32, length=32, dtype="float16", factor="float32", then=lambda c: c):
+    """The kernel of a product, and of what follows it."""
+    a, b = te.placeholder((rows, length), dtype, "a"), te.placeholder((columns, length), dtype, "b")
+    return te.create_prim_func([a, b, then(product_along_k(a, b, factor))])
+
+
+def test_a_kernel_that_looks_like_a_product_is_left_alone():
+    """What it computes, reads or writes is something else, or too large for the rules."""
+    assert products.match(along_k(then=lambda c: te.compute(c.shape, lambda i, j: c[i, j] * 2, "twice"))) is not None
+    assert products.match(along_k(32768, 65535, 8)) is not None
+    parts = {
+        "begins with 1": from_one,
+        "rounds first": along_k(dtype="float32", factor="float16"),
+        "half of it": along_k(then=lambda c: te.compute((32, 16), lambda i, j: c[i, j] * 2, "left")),
+        "shifted": along_k(then=lambda c: te.compute((32, 31), lambda i, j: c[i, j + 1] * 2, "shifted")),
+        "two of it": along_k(then=lambda c: te.compute(c.shape, lambda i, j: c[i, j] + c[j, i], "sum")),
+        "2^31 elements": along_k(32768, 65536, 8),
+        "2^31 elements of an operand": along_k(8, 1 << 16, 1 << 15),
+        "no elements": along_k(0),
+        "no summands": along_k(length=0),
+        "dynamic": along_k(tirx.Var("rows", "int64")),
+    }
+    assert {name for name, kernel in parts.items() if products.match(kernel) is not None} == set()
 
 
 def test_nvrtc_compiles_it():

@@ -1,10 +1,11 @@
-"""CUDA source of a matrix product on tensor cores, which `tensor_cores.py` calls from its kernels.
+"""CUDA source of matrix products, which the kernels of `tensor_cores.py` and `skinny.py` call.
 
-C[m, n] = sum over k of A[m, k] * B[k, n], a tile of C per block: `Rows`, `Columns` and `Windows` copy tiles
-of A and B to shared memory, asynchronously and STAGES - 1 steps ahead; each warp multiplies fragments of 16x8
-elements of C. Names and layouts of fragments: PTX ISA, "Matrix multiply-accumulate operation using mma
-instruction"; padded rows keep the threads of a warp off each other's banks. The instructions themselves come
-first, so that a test can replace them by loops.
+PRODUCT is for tensor cores: C[m, n] = sum over k of A[m, k] * B[k, n], a tile of C per block. `Rows`,
+`Columns` and `Windows` copy tiles of A and B to shared memory, asynchronously and STAGES - 1 steps ahead;
+each warp multiplies fragments of 16x8 elements of C. Names and layouts of fragments: PTX ISA, "Matrix
+multiply-accumulate operation using mma instruction"; padded rows keep the threads of a warp off each other's
+banks. SKINNY is for few rows: a column of C is the work of a warp or of several. The instructions themselves
+come first, so that a test can replace them by loops.
 """
 
 INSTRUCTIONS = r"""
@@ -12,6 +13,7 @@ INSTRUCTIONS = r"""
 #define TVMFAST_INSTRUCTIONS
 #include <cuda_fp16.h>
 #define INLINE __device__ __forceinline__
+#define SHARED __shared__
 namespace tvmfast {
 INLINE int thread() { return threadIdx.x; }
 INLINE unsigned shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
@@ -30,6 +32,12 @@ template <int PENDING> INLINE void wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 INLINE void barrier() { __syncthreads(); }
+// Loads a vector at once; the address is a multiple of its size.
+template <class V> INLINE void read(V& to, const void* from) { to = *(const V*)from; }
+// Returns what the thread of the same warp has whose number differs in the bits of `mask`.
+INLINE float shuffled(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+INLINE float wide(float x) { return x; }
+INLINE float wide(half x) { return __half2float(x); }
 // Loads four matrices of 8 rows of 16 bytes; thread t gives the address of row t % 8 of matrix t / 8.
 INLINE void load_matrices(unsigned (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -223,6 +231,59 @@ INLINE void product(float* c, void* memory, const A& a, const B& b, int first, i
     write = write + 1 == STAGES ? 0 : write + 1;
   }
   wait<0>();
+}
+}  // namespace tvmfast
+#endif
+"""
+
+SKINNY = r"""
+#ifndef TVMFAST_SKINNY
+#define TVMFAST_SKINNY
+namespace tvmfast {
+template <class T, int VEC> struct alignas(VEC * sizeof(T)) Vector { T at[VEC]; };
+// C[m][n] of A[m][k] and B[n][k] for a block's columns n, from `first` on: SPLIT of its WARPS warps share the
+// sums of a column, and have AHEAD vectors of B on their way. Thread t returns the element of row t % ROWS
+// and column first + t / ROWS.
+template <class T, int ROWS, int N, int K, int VEC, int WARPS, int SPLIT>
+INLINE float skinny(const T* a, const T* b, int first) {
+  constexpr int AHEAD = 4, STEP = SPLIT * 32 * VEC;
+  SHARED float parts[WARPS * ROWS];
+  const int lane = thread() % 32, warp = thread() / 32, column = first + warp / SPLIT;
+  const T* from = b + (long long)column * K;
+  float sums[ROWS];
+#pragma unroll
+  for (int m = 0; m < ROWS; ++m) sums[m] = 0.0f;
+  for (int start = (warp % SPLIT * 32 + lane) * VEC; column < N && start < K; start += AHEAD * STEP) {
+    Vector<T, VEC> loaded[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+      if (start + i * STEP < K) read(loaded[i], from + start + i * STEP);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+      if (start + i * STEP < K) {
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+          Vector<T, VEC> row;
+          read(row, a + m * K + start + i * STEP);
+#pragma unroll
+          for (int e = 0; e < VEC; ++e) sums[m] += wide(row.at[e]) * wide(loaded[i].at[e]);
+        }
+      }
+  }
+#pragma unroll
+  for (int m = 0; m < ROWS; ++m) {
+#pragma unroll
+    for (int mask = 16; mask; mask /= 2) sums[m] += shuffled(sums[m], mask);
+    if (lane == 0) parts[warp * ROWS + m] = sums[m];
+  }
+  barrier();
+  float total = 0.0f;
+  const int t = thread();
+  if (t < WARPS / SPLIT * ROWS) {
+#pragma unroll
+    for (int i = 0; i < SPLIT; ++i) total += parts[(t / ROWS * SPLIT + i) * ROWS + t % ROWS];
+  }
+  return total;
 }
 }  // namespace tvmfast
 #endif

@@ -1,10 +1,11 @@
 """Targets and schedules for NVIDIA's GPUs, target "cuda".
 
 Matrix products and convolutions of float16, and convolutions of float32 where a build allows TF32, run on
-tensor cores (`tensor_cores.py`). TVM's dlight schedules the others, without a search: products by tiles
-in shared memory (a convolution is one more product, of windows that are gathered while they are loaded);
-reductions by a block of threads per result; the others by a thread per element. Layouts stay NCHW. A database
-of MetaSchedule, if one is active (`with database:`), takes precedence.
+tensor cores (`tensor_cores.py`); products of up to eight rows in float16 read their weights once
+(`skinny.py`). TVM's dlight schedules the others, without a search: products by tiles in shared memory (a
+convolution is one more product, of windows that are gathered while they are loaded); reductions by a block of
+threads per result; the others by a thread per element. Layouts stay NCHW. A database of MetaSchedule, if one
+is active (`with database:`), takes precedence.
 """
 
 import logging
@@ -20,6 +21,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
 from ...runtime import on_gpu
+from .skinny import Skinny
 from .tensor_cores import TensorCores
 
 _LOG = logging.getLogger(__name__)
@@ -107,7 +109,7 @@ def scheduled(
         The module, and by kernel name its rule ("family") and the grids and blocks that it launches.
     """
     mod, schedules = mod.clone(), {}
-    rules = {"tensor_cores": TensorCores(allow_tf32), **_RULES}
+    rules = {"skinny": Skinny(), "tensor_cores": TensorCores(allow_tf32), **_RULES}
     kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
     by_hand = {var for var, func in kernels.items() if has_threads(func)}
     for var in by_hand:

@@ -1,14 +1,21 @@
-"""The pass that gives products on a GPU the operands that `tensor_cores.py` wants."""
+"""The pass that gives products on a GPU the operands that `tensor_cores.py` and `skinny.py` want."""
+
+import math
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
-from ...core.relax import constant_array, on_each_function, op_name
+from ...core.compat import OUT_EWISE_FUSABLE
+from ...core.relax import constant_array, on_each_function, op_name, static_shape
 from ..graph.conv_call import match
 
 STEP = 128  # bytes along the channels that a step of a convolution takes, at most
+FEW = 8  # rows of a skinny product, at most
+SERVED = (
+    "float16",
+)  # dtypes of skinny products; float32 stays with dlight until `tools/gpu_tiles.py` has measured it
 
 
 def tensor_core_operands(allow_tf32: bool) -> tvm.transform.Pass:
@@ -17,14 +24,15 @@ def tensor_core_operands(allow_tf32: bool) -> tvm.transform.Pass:
     Products of float32 whose operands were float16 before a cast, or are constants that float16 holds
     exactly, get these, with sums in float32: the products are the same. Constant weights (O, C, R, S) of
     convolutions on tensor cores become (O, R, S, C): a step along the sum is at one position of the window.
+    Those (K, N) of products of a few rows, of the dtypes SERVED, become (N, K): a warp reads one of N at once.
     """
-    return on_each_function("TensorCoreOperands", lambda: _Operands(allow_tf32))
+    return on_each_function("TensorCoreOperands", lambda mod: _Operands(mod, allow_tf32), adds_kernels=True)
 
 
 @relax.expr_functor.mutator
 class _Operands(relax.PyExprMutator):
-    def __init__(self, allow_tf32: bool):
-        super().__init__()
+    def __init__(self, mod: tvm.IRModule, allow_tf32: bool):
+        super().__init__(mod)
         self.allow_tf32 = allow_tf32
 
     def visit_call_(self, call):
@@ -36,6 +44,8 @@ class _Operands(relax.PyExprMutator):
         if None not in halves and str(call.ty.dtype) == "float32" and None in map(constant_array, halves):
             args = halves
         if name == "matmul":
+            if _is_skinny(*args):
+                return self._skinny(*args, str(call.ty.dtype))
             return op.matmul(*args, out_dtype="float32") if args is halves else call
         conv, dtype = match(call, lookup=self.lookup_binding), str(args[0].ty.dtype)
         layout, weight = call.attrs.kernel_layout, args[1]
@@ -54,6 +64,12 @@ class _Operands(relax.PyExprMutator):
             data_layout=call.attrs.data_layout, kernel_layout=layout, out_dtype=str(call.ty.dtype),
         )  # fmt: skip
 
+    def _skinny(self, data, weight, dtype):
+        transposed = relax.const(np.ascontiguousarray(constant_array(weight).T))
+        hint = {"primfunc_name_hint": "matmul", "primfunc_attrs": {"op_pattern": OUT_EWISE_FUSABLE}}
+        product = self.builder_.call_te(_along_k, data, transposed, **hint)
+        return product if dtype == "float32" else op.astype(self.builder_.emit(product), dtype)
+
     def _half(self, arg):
         """Return a float16 expression of the same numbers; None if there is none."""
         array = constant_array(arg)
@@ -67,3 +83,23 @@ class _Operands(relax.PyExprMutator):
             source = value.args[0]
             return source if str(source.ty.dtype) == "float16" else None
         return None
+
+
+def _is_skinny(data, weight) -> bool:
+    """Tell whether a product is one of a few rows with constant weights, whose columns are of whole vectors."""
+    shape, array = static_shape(data.ty), constant_array(weight)
+    if shape is None or array is None or array.ndim != 2 or len(shape) < 2:
+        return False
+    served = str(data.ty.dtype) == str(array.dtype) in SERVED
+    whole = array.nbytes and array.shape[0] * array.itemsize % 16 == 0
+    return served and whole and 0 < math.prod(shape[:-1]) <= FEW
+
+
+def _along_k(data, weight):
+    """Return the product of data (…, K) and weights (N, K), summed in float32."""
+    k = te.reduce_axis((0, data.shape[-1]), "k")
+
+    def element(*at):
+        return te.sum(data[(*at[:-1], k)].astype("float32") * weight[at[-1], k].astype("float32"), k)
+
+    return te.compute((*data.shape[:-1], weight.shape[0]), element, "matmul")
