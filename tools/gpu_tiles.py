@@ -6,9 +6,9 @@
 Shapes are those of the convolutions of ResNet-18 and ResNet-50, for 1 and 16 pictures, with TF32, of the
 products of ViT-B/16 and BERT-base, for one picture and one text, in float16, and of the products of GPT-2 for
 a few tokens, in both dtypes: there `skinny` is the rule of that name. Processes compile all that may be good
-for a shape, and one at a time measures: the time that CUPTI sees in the GPU's kernels, the caches warm, so
-that a token's weights may come from the second-level cache. Each is compared with PyTorch. At the end networks
-are timed with the best tiles. Without a GPU, `--dry` builds all, and compiles one of each shape.
+for a shape, and one at a time measures: the time that CUPTI sees in the GPU's kernels, the caches warm, so a
+token's weights may come from the second-level cache. Each is compared with PyTorch. At the end networks are
+timed with the best tiles. Without a GPU, `--dry` builds all, and compiles one kernel of each shape.
 """
 
 import argparse

@@ -24,7 +24,7 @@ def tensor_core_operands(allow_tf32: bool) -> tvm.transform.Pass:
     Products of float32 whose operands were float16 before a cast, or are constants that float16 holds
     exactly, get these, with sums in float32: the products are the same. Constant weights (O, C, R, S) of
     convolutions on tensor cores become (O, R, S, C): a step along the sum is at one position of the window.
-    Those (K, N) of products of a few rows, of the dtypes SERVED, become (N, K): a warp reads one of N at once.
+    Those (K, N) of products of a few rows, of the dtypes SERVED, become (N, K), whose rows warps read.
     """
     return on_each_function("TensorCoreOperands", lambda mod: _Operands(mod, allow_tf32), adds_kernels=True)
 
@@ -86,7 +86,7 @@ class _Operands(relax.PyExprMutator):
 
 
 def _is_skinny(data, weight) -> bool:
-    """Tell whether a product is one of a few rows with constant weights, whose columns are of whole vectors."""
+    """Tell whether a product is one of a few rows with constant weights, of whole vectors along K."""
     shape, array = static_shape(data.ty), constant_array(weight)
     if shape is None or array is None or array.ndim != 2 or len(shape) < 2:
         return False
