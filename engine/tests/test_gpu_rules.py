@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from emulated_gpu import TARGET, machine_code, run_emulated
 from testing import Function
 from torch import nn
@@ -53,9 +54,11 @@ def on_cpu(lib, inputs, folder):
     values = {**inputs, **{name: each.numpy() for name, each in lib.params.items()}}
     arrays = {p.name: values[name] for p, name in zip(function.params, node["reads"], strict=False)}
     result = np.full(node["makes"][0]["shape"], np.nan, node["makes"][0]["dtype"])
-    arrays |= {function.params[-1].name: result, "parts": np.full(result.size * 16, np.nan, "float32")}
+    own = function.params[len(node["reads"]) :]
+    arrays |= {p.name: np.full([int(n) for n in p.shape], np.nan, str(p.dtype)) for p in own[1:]}
+    arrays[own[0].name] = result
     source, text, called = lib.source(), lib.source(kernel), []
-    own = source[source.index("#if !defined(TVMFAST_INSTRUCTIONS)") : source.index('extern "C" __global__')]
+    code = source[source.index("#if !defined(TVMFAST_INSTRUCTIONS)") : source.index('extern "C" __global__')]
     pattern = r'^extern "C" __global__ .*?(\w+_kernel(?:_\d+)?)\((.*)\) \{$'
     for n, (name, arguments) in enumerate(re.findall(pattern, text, re.M)):
         typed = re.findall(r"(\w+)\* __restrict__ (\w+)_ptr", arguments)
@@ -64,7 +67,7 @@ def on_cpu(lib, inputs, folder):
         text += f'extern "C" void launch_{n}(void** p, long long* bytes, int x, int y, int z, int count) {{\n'
         text += f"arrays.clear(); {own_arrays} kernel = [=] {{ {name}({passed}); }}; launch(x, y, z, count);\n}}\n"
         called.append([each for _, each in typed])
-    (folder / "kernel.cc").write_text(f'#include "{HEADER}"\n{own}{text}')
+    (folder / "kernel.cc").write_text(f'#include "{HEADER}"\n{code}{text}')
     command = [COMPILER, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", "kernel.so", "kernel.cc"]
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "kernel.so"))
@@ -402,6 +405,27 @@ def test_a_padding_that_is_not_of_zeros_stays_with_dlight():
 
     lib = built(function, {"x": ((1, 32, 6, 6), "float32")}, {"w": numbers(8, 32, 3, 3)})
     assert len(lib.kernels) > 1 or "tensor_cores" not in set(lib.kernels.family)
+
+
+def test_a_sum_in_parts_has_its_workspace_in_the_graph():
+    """A CUDA graph keeps its address, so that no pool of a thread that has ended may own it."""
+    x, weight = numbers(1, 64, 5, 6), numbers(40, 64, 3, 3)
+    function = lambda _, x, w: relax.op.nn.conv2d(x, w, padding=1)  # noqa: E731
+    memory = {}
+    for split in (1, 3):
+        lib = built(function, {"x": (x.shape, "float32")}, {"w": weight}, SMALL._replace(split=split))
+        assert len(lib.kernels.launches.iloc[0]) == min(split, 2)
+        (kernel,) = lib._library.kernels.values()
+        assert "global" not in [each.scope() for each in allocated(kernel)]
+        assert lib.graph["nodes"][0]["makes"] == [{"shape": [1, 40, 5, 6], "dtype": "float32"}]
+        memory[split] = sum(lib.graph["memory"]["buffers"])
+    assert memory[3] - memory[1] == 3 * 4 * 40 * 5 * 6
+
+
+def allocated(func):
+    found = []
+    tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, lambda alloc: found.append(alloc.buffer)))
+    return found
 
 
 def test_measured_tiles_come_first_and_small_grids_are_split(monkeypatch):

@@ -111,8 +111,10 @@ def test_products_of_few_rows(rows):
 
 def test_convolutions_with_tf32():
     """Whole tiles and parts of them, and sums that several blocks share; the same bits each time."""
-    for layer, shape in ((nn.Conv2d(64, 96, 3, padding=1), (2, 64, 30, 30)), (nn.Conv2d(512, 512, 3), (1, 512, 7, 7)),
-                         (nn.Conv2d(3, 64, 7, 2, 3), (1, 3, 63, 50)), (nn.Conv2d(256, 130, 1), (3, 256, 9, 9))):  # fmt: skip
+    for layer, shape in (
+        (nn.Conv2d(64, 96, 3, padding=1), (2, 64, 30, 30)), (nn.Conv2d(512, 512, 3), (1, 512, 7, 7)),
+        (nn.Conv2d(3, 64, 7, 2, 3), (1, 3, 63, 50)), (nn.Conv2d(256, 130, 1), (3, 256, 9, 9)),
+    ):  # fmt: skip
         x = numbers(*shape)
         lib = check(nn.Sequential(layer, nn.ReLU()), x, tolerance=5e-3, allow_tf32=True)
         assert list(lib.kernels.family) == ["tensor_cores"]

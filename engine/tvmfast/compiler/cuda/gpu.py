@@ -23,6 +23,7 @@ from ...core.compat import lazy_tensor_intrinsics
 from ...runtime import on_gpu
 from .skinny import Skinny
 from .tensor_cores import TensorCores
+from .workspaces import workspaces_to_results
 
 _LOG = logging.getLogger(__name__)
 _OLDEST = 75  # the oldest architecture that CUDA 13 compiles for
@@ -123,7 +124,7 @@ def scheduled(
                 _LOG.debug("%s: rule %s takes it", var.name_hint, rule)
                 mod.update_func(var, kernel)
                 schedules[var.name_hint] = {"family": rule, "launches": launches(kernel)}
-    return mod, dict(sorted(schedules.items()))
+    return workspaces_to_results(mod), dict(sorted(schedules.items()))
 
 
 def _schedule(func, target, rules) -> tuple[str, tirx.PrimFunc]:
