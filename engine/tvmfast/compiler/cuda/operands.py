@@ -9,31 +9,35 @@ from tvm.relax import op
 
 from ...core.compat import OUT_EWISE_FUSABLE
 from ...core.relax import constant_array, on_each_function, op_name, static_shape
+from ...runtime.on_gpu import version
 from ..graph.conv_call import match
 
 STEP = 128  # bytes along the channels that a step of a convolution takes, at most
+CORES = 80  # the first architecture with asynchronous copies and TF32
 FEW = 8  # rows of a skinny product, at most
 SERVED = (
     "float16",
 )  # dtypes of skinny products; float32 stays with dlight until `tools/gpu_tiles.py` has measured it
 
 
-def tensor_core_operands(allow_tf32: bool) -> tvm.transform.Pass:
-    """Make the pass.
+def operands_for_gpus(target: tvm.target.Target, allow_tf32: bool) -> tvm.transform.Pass:
+    """Make the pass, for a target of kind "cuda"; only for tensor cores from `CORES` on.
 
     Products of float32 whose operands were float16 before a cast, or are constants that float16 holds
     exactly, get these, with sums in float32: the products are the same. Constant weights (O, C, R, S) of
     convolutions on tensor cores become (O, R, S, C): a step along the sum is at one position of the window.
     Those (K, N) of products of a few rows, of the dtypes SERVED, become (N, K), whose rows warps read.
     """
-    return on_each_function("TensorCoreOperands", lambda mod: _Operands(mod, allow_tf32), adds_kernels=True)
+    on_cores = version(str(target.attrs["arch"])) >= CORES
+    mutator = lambda mod: _Operands(mod, on_cores, allow_tf32)  # noqa: E731
+    return on_each_function("OperandsForGPUs", mutator, adds_kernels=True)
 
 
 @relax.expr_functor.mutator
 class _Operands(relax.PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, allow_tf32: bool):
+    def __init__(self, mod: tvm.IRModule, on_cores: bool, allow_tf32: bool):
         super().__init__(mod)
-        self.allow_tf32 = allow_tf32
+        self.on_cores, self.allow_tf32 = on_cores, allow_tf32
 
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
@@ -43,9 +47,11 @@ class _Operands(relax.PyExprMutator):
         args, halves = list(call.args), [self._half(arg) for arg in call.args]
         if None not in halves and str(call.ty.dtype) == "float32" and None in map(constant_array, halves):
             args = halves
+        if name == "matmul" and _is_skinny(*args):
+            return self._skinny(*args, str(call.ty.dtype))
+        if not self.on_cores:
+            return call
         if name == "matmul":
-            if _is_skinny(*args):
-                return self._skinny(*args, str(call.ty.dtype))
             return op.matmul(*args, out_dtype="float32") if args is halves else call
         conv, dtype = match(call, lookup=self.lookup_binding), str(args[0].ty.dtype)
         layout, weight = call.attrs.kernel_layout, args[1]

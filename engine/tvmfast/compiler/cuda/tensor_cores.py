@@ -18,11 +18,11 @@ from tvm.s_tir import Schedule
 from ...core.relax import bytes_of, ceildiv
 from ...runtime.on_gpu import version
 from .device_code import INSTRUCTIONS, PRODUCT
+from .operands import CORES
 from .products import DTYPES, LARGEST, LAUNCHES, Product, first_of, launch, match, stored, unrolled, var
 from .tiles import Tile, tile_for
 
 _REDUCE_THREADS = 256
-_ARCH = 80  # the first with asynchronous copies and TF32
 
 
 class TensorCores:
@@ -34,7 +34,7 @@ class TensorCores:
     def apply(self, func, target, _):
         """Return a kernel's schedule; None for another kernel or dtype, or an older GPU."""
         arch = str(target.attrs["arch"])
-        matched = match(func) if version(arch) >= _ARCH else None
+        matched = match(func) if version(arch) >= CORES else None
         if matched is None:
             return None
         product, store = matched
