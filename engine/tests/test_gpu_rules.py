@@ -249,7 +249,7 @@ def test_warps_share_a_column_where_there_are_few():
         (launch,) = built(lambda bb, a, b: bb.call_te(product_along_k, a, b), inputs, {}).kernels.launches.iloc[0]
         assert launch["block"] == [128, 1, 1]
         launches[rows, columns, length] = launch["grid"][0]
-    assert list(launches.values()) == [40, 750, 10, 1250]
+    assert list(launches.values()) == [20, 750, 10, 1250]
 
 
 def test_a_row_does_not_depend_on_the_others(tmp_path):

@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 
 from ..core.specs import TensorSpec, dtype_of
-from .tensors import ALIGNMENT, input_tensor
+from .tensors import ALIGNMENT, function, input_tensor
 
 WITHOUT_GPU = "sm_80"  # the arch of "cuda" on a machine without a GPU
 _CUDA = 13  # the version of CUDA that this TVM's runtime is for
@@ -74,7 +74,9 @@ def on_device(value: Any, spec: TensorSpec, device: tvm.runtime.Device | None) -
 
 def copied(tensor: tvm_ffi.Tensor, device: tvm.runtime.Device) -> tvm.runtime.Tensor:
     """Return a copy of a tensor in the memory of a device."""
-    return tvm.runtime.from_dlpack(tensor).copyto(device)
+    result = tvm.runtime.empty(tuple(tensor.shape), str(tensor.dtype), device)
+    function("TVMTensorCopyFromTo")(tensor, result)
+    return result
 
 
 @contextlib.contextmanager
