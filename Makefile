@@ -101,7 +101,7 @@ PROJECTS := pyproject.toml engine/pyproject.toml
 SITE_PIP = $(SITE_PYTHON) -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS)
 
 .PHONY: help lab test smoke test-full suites storms test-ui tvm-upgrade newest notebooks site slides handout clock \
-  wheels lock lint bench clean smoke-arm
+  wheels lock lint bench gpu-tiles clean smoke-arm
 .DEFAULT_GOAL := help
 
 help:  ## List the targets, and the commands of python, which is .venv/bin/python
@@ -237,6 +237,9 @@ lint: $(READY)  ## Check code and notebooks with ruff, types with mypy
 
 bench: $(READY)  ## Time the notes' networks against PyTorch and ONNX Runtime
 	$(BIN)/python -m tvmfast bench resnet18 resnet50 mobilenet_v2
+
+gpu-tiles: $(READY)  ## Measure tiles of matrix products on an NVIDIA GPU in 3 minutes: lines for tvmfast's table
+	$(QUIET) PYTHONPATH=engine:. $(BIN)/python -m tools.gpu_tiles
 
 clean:  ## Remove the environments, what quick tests have compiled, and what was made for readers and classes
 	rm -rf $(VENV) $(SITE_VENV) .venv-newest .cache site slides handout.zip

@@ -1,6 +1,7 @@
 """What is made of the stored notebooks: a site, slides, a handout. No notebook runs for it.
 
 clock            what the parts of TEACHING.md take in a room
+gpu_tiles        tiles of matrix products, measured on a GPU
 handout          lessons without answers, with blanks where a teacher types
 hooks            what MkDocs calls: pages that are made, links, formulas as MathML
 links            dead links of a site, and what it loads from elsewhere

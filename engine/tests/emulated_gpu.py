@@ -76,14 +76,14 @@ def run_emulated(mod, params, *inputs):
     return result.numpy() if isinstance(result, tvm.runtime.Tensor) else tuple(each.numpy() for each in result)
 
 
-def machine_code(lib, target_format="cubin") -> bytes:
+def machine_code(lib, target_format="cubin", arch="sm_80") -> bytes:
     """What CUDA's compiler, NVRTC, makes of a library's source; skips the test where that is not to be had."""
     pytest.importorskip("cuda.bindings.nvrtc")
     from tvm.support.nvcc import compile_cuda
 
     try:
         with cuda_headers(), exact_cuda():
-            return bytes(compile_cuda(lib.source(), target_format=target_format, arch="sm_80", compiler="nvrtc"))
+            return bytes(compile_cuda(lib.source(), target_format=target_format, arch=arch, compiler="nvrtc"))
     except RuntimeError as error:
         if "CUDA's headers" not in str(error):
             raise

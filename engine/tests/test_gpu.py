@@ -1,9 +1,13 @@
 """Builds for GPUs, where there is none: what is compiled, and what it gives with the threads one after another."""
 
+import contextlib
+import gc
 import itertools
 import math
 import os
+import random
 import re
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +21,7 @@ from agreement import close, reference
 from emulated_gpu import TARGET, emulate, machine_code, run_emulated
 from testing import Function
 from torch import nn
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
@@ -26,13 +30,16 @@ import tvmfast
 from tvmfast.compiler import pipeline
 from tvmfast.compiler.build import bind, resolve_target
 from tvmfast.compiler.context import BuildContext
-from tvmfast.compiler.cuda import gpu
+from tvmfast.compiler.cuda import codegen, gpu
 from tvmfast.core import machine
 from tvmfast.core.compat import cuda_headers
 from tvmfast.core.relax import ceildiv
+from tvmfast.core.specs import TensorSpec
 from tvmfast.profiling import networks
 from tvmfast.runtime import on_gpu
+from tvmfast.runtime.compiled import CompiledForGPU
 
+SHARED_FLOATS = 16384  # 64 KiB
 without_gpu = pytest.mark.skipif(tvm.cuda().exist, reason="this machine has a GPU")
 
 
@@ -117,9 +124,124 @@ class Device:
     """Stands in for a GPU of some kind."""
 
     exist, device_name = True, "a GPU"
+    available_global_memory, total_global_memory = 3_000_000, 80_000_000_000
 
     def __init__(self, version):
         self.compute_version = version
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (None, r"no CUDA device on this machine\. Build it where it can"),
+        (13000, r"no CUDA device on this machine\. Build it where it can"),
+        (
+            12040,
+            r"machine: its NVIDIA driver is for CUDA 12\.4, and this TVM needs one for CUDA 13\.0 or later\. Update",
+        ),
+    ],
+)
+def test_a_driver_that_is_too_old_is_named(monkeypatch, case, driver, said):
+    assert on_gpu._driver() is None or on_gpu._driver() > 1000
+    monkeypatch.setattr(on_gpu, "_driver", lambda: driver)
+    with pytest.raises(RuntimeError, match=said):
+        tvmfast.build(*case[:2], TARGET)(case[2])
+
+
+def test_a_gpu_whose_memory_is_full_is_told_from_other_errors(monkeypatch, lib, case):
+    """With what the network takes, and what is free."""
+    monkeypatch.setattr(lib, "device", tvm.cpu(1), raising=False)
+    errors = iter(["CUDA: out of memory", "CUDA: an illegal memory access was encountered"])
+
+    def fail(*_):
+        raise RuntimeError(next(errors))
+
+    monkeypatch.setattr(lib, "_main", fail)
+    params = sum(each.numpy().nbytes for each in lib.params.values())
+    takes = rf"takes {params / 1e6:,.0f} MB for parameters and {lib.graph['memory']['peak'] / 1e6:,.0f} MB for"
+    with pytest.raises(RuntimeError, match=rf"the GPU is out of memory: the network {takes} .* smaller batch"):
+        lib(case[2])
+    with pytest.raises(RuntimeError, match="^CUDA: an illegal memory access was encountered$"):
+        lib(case[2])
+
+
+def test_parameters_that_do_not_fit_leave_nothing_behind(monkeypatch, lib):
+    class Copy:
+        """An array in the GPU's memory."""
+
+    copies = []
+
+    def copied(_array, _device):
+        if len(copies) == 3:
+            raise RuntimeError("CUDA: out of memory")
+        copy = Copy()
+        copies.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr(tvm, "cuda", lambda: Device("8.0"))
+    monkeypatch.setattr(on_gpu, "copied", copied)
+    with pytest.raises(RuntimeError, match=r"out of memory: .* and 3 MB of 80,000 MB are free"):
+        CompiledForGPU(lib._library, lib.graph, lib.params, lib.target, 3)
+    gc.collect()
+    assert [each() for each in copies] == [None] * 3
+
+
+def test_an_input_in_the_gpus_memory_is_copied_if_kernels_cannot_read_it():
+    """The GPU is the CPU here."""
+    spec, memory = TensorSpec("x", (32,), "float32"), np.zeros(64, "float32")
+    first = -memory.ctypes.data // 4 % 16  # the first element at an address that is a multiple of 64
+    memory[:] = np.arange(64)
+    for offset, same in ((0, True), (1, False), (3, False)):
+        given = tvm_ffi.from_dlpack(memory[first + offset : first + offset + 32])
+        taken = on_gpu.on_device(given, spec, tvm.cpu(0))
+        assert (taken.data_ptr() == given.data_ptr()) == same
+        assert taken.data_ptr() % 64 == 0
+        np.testing.assert_array_equal(np.from_dlpack(taken), np.from_dlpack(given))
+    lazy = torch._neg_view(torch.arange(32.0))
+    assert lazy.is_neg()
+    got = on_gpu.on_device(lazy, spec, torch.device("cpu"))
+    np.testing.assert_array_equal(np.from_dlpack(got), -np.arange(32.0))
+
+
+def test_a_kernel_that_takes_too_much_shared_memory_is_named():
+    @T.prim_func(s_tir=True)
+    def large(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        for _block in T.thread_binding(1, thread="blockIdx.x"):
+            for thread in T.thread_binding(64, thread="threadIdx.x"):
+                with T.sblock("all"):
+                    T.reads(x[0:64])
+                    T.writes(y[0:64])
+                    tile = T.sblock_alloc_buffer((SHARED_FLOATS,), scope="shared")
+                    tile[thread * (SHARED_FLOATS // 64)] = x[thread]
+                    y[thread] = tile[(SHARED_FLOATS // 64) * (63 - thread)]
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((64,), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            call = relax.call_tir(builder.add_func(large, "large"), [x], relax.TensorType((64,), "float32"))
+            y = builder.emit_output(builder.emit(call))
+        builder.emit_func_output(y)
+    with pytest.raises(
+        ValueError, match=r"kernel large_kernel: expected at most 49,152 bytes .*; its schedule takes 6"
+    ):
+        tvmfast.build(builder.get(), {}, TARGET)
+
+
+def test_a_source_is_compiled_once_and_by_this_build_alone(monkeypatch, lib):
+    name, compiled = "tvm_callback_cuda_compile", []
+    monkeypatch.setattr(codegen, "cuda_headers", contextlib.nullcontext)
+    monkeypatch.setattr(codegen, "exact_cuda", contextlib.nullcontext)
+    monkeypatch.setattr(codegen, "compile_cuda", lambda source, arch, **_: compiled.append(arch) or arch.encode())
+    before = tvm.get_global_func(name)
+    source = f"// {random.random()}"
+    with codegen.compiler():
+        for arch in ("sm_80", "sm_80", "sm_90"):
+            with tvm.target.Target({"kind": "cuda", "arch": arch}):
+                assert bytes(tvm.get_global_func(name)(source)) == arch.encode()
+    assert compiled == ["sm_80", "sm_90"]
+    assert tvm.get_global_func(name).same_as(before)
 
 
 @pytest.mark.parametrize(("here", "runs"), [("8.0", True), ("8.6", True), ("7.5", False), ("9.0", False)])

@@ -9,6 +9,7 @@ import tvm
 
 from tvmfast.compiler.cuda import gpu
 from tvmfast.core import machine
+from tvmfast.runtime import on_gpu
 from tvmfast.runtime.compiled import Compiled, CompiledForGPU
 
 _RENAMED = {"target": "mtriple"}
@@ -160,18 +161,18 @@ def runs_on(compiled: Compiled, device=None) -> None:
 
     Raises:
         ValueError: It is for a CPU, and the device is a GPU, or the reverse.
-        RuntimeError: TVM's, for a GPU that is not there.
+        RuntimeError: It is a GPU, and this machine has none, or a driver that is too old.
     """
     if isinstance(device, list | tuple):
         device = device[0]
     if device is None:
         return
-    on_gpu = isinstance(compiled, CompiledForGPU)
+    for_gpu = isinstance(compiled, CompiledForGPU)
     is_cpu = re.search(r"\bcpu\(", name_of(device))  # also of another machine: remote[1]:cpu(0)
-    if device != tvm.cuda(0) if on_gpu else not is_cpu:
-        raise ValueError(f"the library is for {'cuda(0)' if on_gpu else 'a CPU'}; got {name_of(device)}")
-    if on_gpu:
-        tvm.runtime.empty((1,), device=device)
+    if device != tvm.cuda(0) if for_gpu else not is_cpu:
+        raise ValueError(f"the library is for {'cuda(0)' if for_gpu else 'a CPU'}; got {name_of(device)}")
+    if for_gpu and not device.exist:
+        raise RuntimeError(f"cuda(0): TVM finds no CUDA device on this machine{on_gpu.old_driver()}")
 
 
 def name_of(device: tvm.runtime.Device) -> str:

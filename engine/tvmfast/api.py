@@ -27,6 +27,7 @@ def build(
     state=None,
     sizes=None,
     dtype: str | None = None,
+    allow_tf32: bool = False,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -40,6 +41,7 @@ def build(
         state: Inputs that are fed from an output of the call before, `{"h": "output1"}`.
         sizes: Values of dynamic dims to specialize the network for, too, `[{"height": 480, "width": 640}]`.
         dtype: "bfloat16" or "float16" for weights of 16 bits on a CPU; None for the network's own.
+        allow_tf32: Whether convolutions of float32 on a GPU may round their operands to 10 bits of mantissa.
 
     Returns:
         The compiled network.
@@ -50,7 +52,7 @@ def build(
     """
     if not isinstance(mod, tvm.IRModule):
         mod, params = _importer(mod)(mod, params)
-    return compiler.build(mod, params, target, opt_level, records, state, sizes, dtype)
+    return compiler.build(mod, params, target, opt_level, records, state, sizes, dtype, allow_tf32)
 
 
 @keep_interrupt()

@@ -6,8 +6,8 @@ import tvm
 from tvm import s_tir, te
 from tvm.runtime import Module
 
+from tvmfast.compiler.cuda import codegen
 from tvmfast.core import machine
-from tvmfast.core.compat import cuda_headers, exact_cuda
 
 from .. import context, targets
 from .ops import key, outputs_of
@@ -104,6 +104,7 @@ def build(
 
     Raises:
         TypeError, ScheduleError: What `lower` raises.
+        ValueError: A kernel takes more shared memory than a GPU gives a block.
     """
     if isinstance(inputs, list | tuple | dict):
         raise TypeError(
@@ -123,11 +124,11 @@ def build(
         if target.kind.name == "llvm" and targets.for_build(target) is None:
             target = machine.host_target()  # as for relay.build: what tuners measure is what runs
         target = target.with_host(tvm.target.Target(target_host)) if target_host is not None else target
-    with contextlib.ExitStack() as compiler:
-        if target is not None and target.kind.name == "cuda" and tvm.cuda().exist:
-            compiler.enter_context(cuda_headers())  # without a GPU the kernels stay source
-            compiler.enter_context(exact_cuda())
-        module = tvm.tirx.build(inputs, target, pipeline=pipeline)
+    for_gpu = target is not None and target.kind.name == "cuda"
+    with codegen.compiler() if for_gpu and tvm.cuda().exist else contextlib.nullcontext():
+        module = tvm.tirx.build(inputs, target, pipeline=pipeline)  # without a GPU the kernels stay source
+    for part in module.imports if for_gpu else ():
+        codegen.check_shared_memory(part.inspect_source("cuda") if part.kind == "cuda" else "")
     names = [variable.name_hint for variable in inputs.get_global_vars()]
     if len(names) == 1:
         module.__dict__["entry_name"] = names[0]

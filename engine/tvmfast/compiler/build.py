@@ -34,6 +34,7 @@ def build(
     state=None,
     sizes=None,
     dtype=None,
+    allow_tf32: bool = False,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -72,6 +73,9 @@ def build(
             AVX512_BF16, those of several rows or pixels round what they multiply to it, too, and sum in
             float32. An array with an element too large for a float16 stays as it is. None keeps the
             network's precision. Inputs, outputs, norms and biases keep theirs.
+        allow_tf32: For kind "cuda": convolutions of float32 run on tensor cores, which round their operands
+            to TF32, 10 bits of mantissa, and sum in float32; as PyTorch's do unless
+            `torch.backends.cudnn.allow_tf32` is False.
 
     Returns:
         A `Compiled`; for kind "cuda" a `CompiledForGPU`.
@@ -85,7 +89,7 @@ def build(
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
-    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes, dtype))
+    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes, dtype, allow_tf32))
 
 
 def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
@@ -115,7 +119,7 @@ def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
 
 
 def resolved(
-    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None, dtype=None
+    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None, dtype=None, allow_tf32=False
 ) -> tuple[tvm.IRModule, BuildContext]:
     """Check the arguments of `build`; return the module with its parameters bound, and the context."""
     if opt_level not in pipeline.OPT_LEVELS:
@@ -124,6 +128,10 @@ def resolved(
         )
     target = resolve_target(target, kinds=("llvm", "cuda"))
     mod, arrays = bind(mod, params)
+    if allow_tf32 and target.kind.name != "cuda":
+        raise ValueError(
+            f"allow_tf32 is for tensor cores: expected a target of kind 'cuda'; got {target.kind.name!r}"
+        )
     if dtype is not None:
         _check_dtype(dtype, target, mod, arrays)
     dims = dynamic_dims(mod["main"])
@@ -138,6 +146,7 @@ def resolved(
         aliases,
         arrays,
         dtype,
+        allow_tf32=allow_tf32,
         specializations=tuple(shape_variants.variants_of(mod, sizes, dims)),
     )
     _LOG.debug("build: opt level %s, dims %s, state %s, target %s", opt_level, dims, aliases, target)
@@ -154,7 +163,7 @@ def _lowered(
         mod, arrays = shape_variants.rename_params(mod, arrays, shared)
     graph = pipeline.describe(mod, list(arrays), context)
     if context.for_gpu:
-        mod, graph["kernels"] = gpu.scheduled(mod, context.target)
+        mod, graph["kernels"] = gpu.scheduled(mod, context.target, context.allow_tf32)
     plan = {} if context.dims else None
     mod = pipeline.lowering(context.dims, plan)(pipeline.bundle(mod))
     graph["memory"] = plan or memory(mod)

@@ -25,6 +25,7 @@ class BuildContext:
         state: The index of the output that is fed back, by the name of the input.
         arrays: The network's parameters, by name.
         dtype: The half precision of the weights, "bfloat16" or "float16"; None: that of the network.
+        allow_tf32: Whether convolutions of float32 on a GPU may round their operands to TF32.
         specializations: Values of dynamic dims, and the network specialized for them, in the order in which
             a call tries them.
     """
@@ -36,6 +37,7 @@ class BuildContext:
     state: Mapping[str, int] = dataclasses.field(default_factory=dict)
     arrays: Mapping[str, tvm.runtime.Tensor] = dataclasses.field(default_factory=dict)
     dtype: str | None = None
+    allow_tf32: bool = False
     specializations: tuple[tuple[dict[str, int], tvm.IRModule], ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from .context import BuildContext
 from .costs import cost
 from .cuda.gpu import has_threads
 from .cuda.nms import parallelize_detection
+from .cuda.operands import operands_for_gpus
 from .cuda.unroll_recurrent import unroll_recurrent
 from .graph.blocked_layout import block_layouts
 from .graph.conv_transpose import conv_transpose_to_conv
@@ -82,7 +83,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
         *round_to_half,
-        *(attention if simd else []),
+        *(attention if simd else [(3, operands_for_gpus(context.target, context.allow_tf32))]),
         (3, t.DeadCodeElimination()),
         *blocked,
         (3, t.CanonicalizeBindings()),

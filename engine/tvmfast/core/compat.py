@@ -7,6 +7,7 @@ or a base class of TVM's or torch's cannot be, and stay in these files, and in n
 
     compiler/codegen.py                _collect_from_import_tree
     compiler/graph/half_precision.py   _update_type
+    compiler/cuda/workspaces.py        _update_type
     compiler/shape_variants.py         _update_type
     frontends/onnx/ops/node.py         _get_convert_map: TVM's converters of ONNX operators
     frontends/onnx/ops/__init__.py     _convert_operator, _check_for_unsupported_ops, overridden;
@@ -424,7 +425,7 @@ def cuda_headers() -> Iterator[None]:
         )
     changed = {
         "CUDA_PATH": str(root),
-        "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w -I{includes[0]} -I{includes[0]}/cccl",
+        "TVM_CUDA_NVRTC_EXTRA_OPTS": f"-w --split-compile=0 -I{includes[0]} -I{includes[0]}/cccl",
     }
     with pass_lock:
         before = {name: os.environ.get(name) for name in changed}

@@ -432,7 +432,8 @@ class CompiledForGPU(Compiled):
         if isinstance(library, Path):
             library = pool.open_library(library)[0]
         module = getattr(library, "mod", library)
-        self._params = tvm_ffi.convert([self._on_device(array) for array in self.params.values()])
+        with self._memory_errors():
+            self._params = tvm_ffi.convert([self._on_device(array) for array in self.params.values()])
         vm: Any = relax.VirtualMachine(module, self.device)
         self._vm = vm
         return vm["main"]
@@ -451,9 +452,13 @@ class CompiledForGPU(Compiled):
             TVM tensors in the GPU's memory, possibly not yet computed: `self.device.sync()` waits for them.
 
         Raises:
-            RuntimeError: This machine cannot run the library.
+            RuntimeError: This machine cannot run the library, or the GPU is out of memory.
             ValueError: Parameters are passed to a network that is a CUDA graph.
         """
+        with self._memory_errors():
+            return self._run(values, params, held)
+
+    def _run(self, values: list, params: dict | None, held: list | None) -> list[tvm_ffi.Tensor]:
         tensors = self.to_device(values)
         if self._main is None:
             raise RuntimeError(f"this library cannot run here: {self._cannot}. Build it where it can.")
@@ -468,6 +473,15 @@ class CompiledForGPU(Compiled):
             arrays |= {name: self._on_device(array) for name, array in params.items()}
             weights = tvm_ffi.convert(list(arrays.values()))
         return self._advance(self._main, tensors, weights, held)
+
+    def _memory_errors(self) -> contextlib.AbstractContextManager:
+        from . import on_gpu  # for speed: it imports TVM
+
+        def needed() -> tuple[int, int]:
+            sizes = (array.numel() * array.dtype.itemsize for array in self.params.values())
+            return sum(sizes), self.graph["memory"]["peak"]
+
+        return on_gpu.memory_errors(self.device, needed)
 
     def _on_device(self, tensor: Any) -> tvm_ffi.Tensor:
         from . import on_gpu  # for speed: it imports TVM

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     tvm_ffi = import_tvm_ffi()
 
-_ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
+ALIGNMENT = 64  # bytes: what compiled kernels expect of a buffer's address
 _CPU = tvm_ffi.device("cpu", 0)
 _shape_of_tvm = functools.lru_cache(1024)(tvm_ffi.Shape)
 _dtype_of_tvm = functools.cache(tvm_ffi.dtype)
@@ -118,7 +118,7 @@ def _check(value: Any, spec: TensorSpec, known: dict) -> None:
 def _aligned(value: Any, dtype: str) -> tvm_ffi.Tensor:
     """Return a contiguous array as a tensor, or a copy if its address is none that kernels expect."""
     tensor = tvm_ffi.from_dlpack(value)
-    if tensor.data_ptr() % _ALIGNMENT == 0:
+    if tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     result = empty(value.shape, dtype)  # the tensor would make a tuple of its shape
     function("TVMTensorCopyFromTo")(tensor, result)
@@ -128,6 +128,6 @@ def _aligned(value: Any, dtype: str) -> tvm_ffi.Tensor:
 def contiguous(tensor: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
     """Return `tensor`, or a copy unless it is contiguous, aligned, and in the CPU's memory."""
     on_cpu = tensor.device == tvm_ffi.device("cpu", tensor.device.index)
-    if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0:
+    if on_cpu and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     return copied(np.from_dlpack(tensor) if on_cpu else to_numpy(tensor))

@@ -1,9 +1,11 @@
 """Targets and schedules for NVIDIA's GPUs, target "cuda".
 
-TVM's dlight schedules the kernels, without a search: matrix products and convolutions by tiles in shared
-memory (a convolution is one more product, of windows that are gathered while they are loaded), with tensor
-cores if the operands are float16; reductions by a block of threads per result; the others by a thread per
-element. Layouts stay NCHW. A database of MetaSchedule, if one is active (`with database:`), takes precedence.
+Matrix products and convolutions of float16, and convolutions of float32 where a build allows TF32, run on
+tensor cores (`tensor_cores.py`); products of up to eight rows in float16 read their weights once
+(`skinny.py`). TVM's dlight schedules the others, without a search: products by tiles in shared memory (a
+convolution is one more product, of windows that are gathered while they are loaded); reductions by a block of
+threads per result; the others by a thread per element. Layouts stay NCHW. A database of MetaSchedule, if one
+is active (`with database:`), takes precedence.
 """
 
 import logging
@@ -19,6 +21,9 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
 from ...runtime import on_gpu
+from .skinny import Skinny
+from .tensor_cores import TensorCores
+from .workspaces import workspaces_to_results
 
 _LOG = logging.getLogger(__name__)
 _OLDEST = 75  # the oldest architecture that CUDA 13 compiles for
@@ -91,13 +96,21 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
 # ---------------------------------------------------------------- kernels
 
 
-def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModule, dict[str, dict]]:
+def scheduled(
+    mod: tvm.IRModule, target: tvm.target.Target, allow_tf32: bool = False
+) -> tuple[tvm.IRModule, dict[str, dict]]:
     """Schedule each kernel, at every opt level: a kernel without threads cannot run on a GPU.
+
+    Args:
+        mod: The kernels.
+        target: The target.
+        allow_tf32: Whether convolutions of float32 may round their operands to TF32.
 
     Returns:
         The module, and by kernel name its rule ("family") and the grids and blocks that it launches.
     """
     mod, schedules = mod.clone(), {}
+    rules = {"skinny": Skinny(), "tensor_cores": TensorCores(allow_tf32), **_RULES}
     kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
     by_hand = {var for var, func in kernels.items() if has_threads(func)}
     for var in by_hand:
@@ -107,19 +120,19 @@ def scheduled(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.IRModul
     with lazy_tensor_intrinsics():
         for var, func in mod.functions_items():
             if isinstance(func, tirx.PrimFunc):
-                rule, kernel = ("by_hand", func) if var in by_hand else _schedule(func, target)
+                rule, kernel = ("by_hand", func) if var in by_hand else _schedule(func, target, rules)
                 _LOG.debug("%s: rule %s takes it", var.name_hint, rule)
                 mod.update_func(var, kernel)
                 schedules[var.name_hint] = {"family": rule, "launches": launches(kernel)}
-    return mod, dict(sorted(schedules.items()))
+    return workspaces_to_results(mod), dict(sorted(schedules.items()))
 
 
-def _schedule(func, target) -> tuple[str, tirx.PrimFunc]:
+def _schedule(func, target, rules) -> tuple[str, tirx.PrimFunc]:
     """Return the name of the rule that serves a kernel, and the kernel with its schedule."""
     if "tirx.is_scheduled" in (func.attrs or {}):
         return "metaschedule", func
     blocks = isinstance(func.body, SBlockRealize)
-    for name, rule in _RULES.items() if blocks else ():
+    for name, rule in rules.items() if blocks else ():
         if name.endswith("reduction") and _sums_few(func):
             continue
         schedule = _applied(name, rule, func, target)
