@@ -404,7 +404,9 @@ def _interval(ends: tuple[float, float]) -> str:
     return " " + "-".join(f"{end:.{2 if end < 9.995 else 0}f}" for end in ends)
 
 
-_COLUMNS = {  # of the table, after network and runtime: head, width, format
+_COLUMNS: dict[
+    str, tuple[str, int, Callable[..., str]]
+] = {  # of the table, after network and runtime: head, width, format
     "median_ms": ("median ms", 10, _ms),
     "p95_ms": ("95 % ms", 8, _ms),
     "tvm_ratio": ("TVM / it", 9, "{:.2f}".format),
