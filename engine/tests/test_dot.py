@@ -250,6 +250,17 @@ def test_average_pools_sum_integers_and_round_once(rng, level, case):
     assert level == 0 or sum("of_integers" in name for name in names) == 2
 
 
+@LEVELS
+def test_an_average_pool_of_lines(rng, level):
+    net = Network((2, 20, 11), rng)
+    x = net.integers((2, 20, 11), "uint8")
+    lib = net(lambda net, x: net.nn("avg_pool1d", net.qdq(x, 1.0, 9), 3, 2, (1, 1), count_include_pad=False), level)
+    floats = x.astype("float64") - 9
+    wanted = [floats[..., max(0, at - 1) : at + 2].mean(-1) for at in range(0, 11, 2)]
+    close(lib(floats.astype("float32")), np.stack(wanted, -1), 3, scale=255)
+    assert level == 0 or any("of_integers" in name for name in lib.kernels.index)
+
+
 def test_a_pool_between_convolutions_reads_and_writes_bytes(rng):
     def body(net, x):
         x = net.qdq(net.conv(net.qdq(x, 0.02, 128), 32), 0.03)

@@ -278,6 +278,18 @@ def test_dims_may_be_dynamic(rng):
     assert lib(different[0]).shape == (1, 2) and lib(different[1]).shape == (3, 2)
 
 
+def test_images_of_dynamic_size_are_computed_in_integers(rng):
+    torch.manual_seed(0)
+    mod, params = model(Small(), (1, 3, "height", "width"))
+    images = [each for size in ((8, 8), (12, 10)) for each in samples(rng, 2, (1, 3, *size))]
+    quantized, exact = tn.build(*tn.quantize(mod, params, images)), tn.build(mod, params)
+    names = [name for name in quantized.kernels.index if "conv2d" in name]
+    assert len(names) == 4 and all("of_integers" in name for name in names)
+    for x in images:
+        wanted = np.float64(exact(x))
+        assert decibels(np.square(quantized(x) - wanted).sum() / np.square(wanted).sum()) > 20
+
+
 def test_several_inputs_by_name_and_position(rng):
     class Two(nn.Module):
         def __init__(self):

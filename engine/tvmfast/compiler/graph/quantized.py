@@ -325,9 +325,9 @@ class _SumsOfIntegers(relax.PyExprMutator):
         if found is None or weight.axis not in (None, 0):
             return None
         depthwise = found.groups > 1 and weight.values.shape[:2] == (found.groups, 1)
-        shape = shape_text(call.args[0].ty)
-        fixed = shape and shape[1:] if found.is_line else shape and shape[1:2]  # as kernels need them
-        if shape is None or 0 in shape or not all(isinstance(n, int) for n in fixed):
+        shape = shape_text(call.args[0].ty) or (0,)
+        fixed = shape[1:] if found.is_line else shape[1:2]  # as kernels need them
+        if 0 in shape or not all(isinstance(n, int) for n in fixed):
             return None
         if terms > (_MOST_IN_FLOAT32 if depthwise else _MOST_TERMS):
             return None
@@ -347,7 +347,9 @@ class _SumsOfIntegers(relax.PyExprMutator):
         """Return an average pool of integers: sums of its windows, and a scale that divides them."""
         data, attrs, (x,) = self.values.get(call.args[0]), call.attrs, call.args
         shape, layouts = known_shape(x.ty), {str(attrs.layout), str(attrs.out_layout)}
-        if not isinstance(data, _Integers) or attrs.ceil_mode or layouts != {"NCHW"[: len(shape) - 1] + "W"}:
+        if not isinstance(data, _Integers) or attrs.ceil_mode or shape is None:
+            return None
+        if layouts != {"NCW" if len(shape) == 3 else "NCHW"}:
             return None
         window = attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation
         size, strides, padding, dilation = ([int(n) for n in each] for each in window)
