@@ -332,6 +332,45 @@ def test_what_is_real_in_a_spectrum_stays_so_beside_nan():
     close(signal, torch.fft.irfft(torch.view_as_complex(spectrum.nan_to_num(0).double())), terms=16)
 
 
+def test_a_transform_that_pads_some_sizes_of_a_dynamic_dim_and_cuts_others():
+    network = Function(lambda x: torch.view_as_real(torch.fft.rfft(x, n=6))).eval()
+    with pytest.raises(NotImplementedError, match=r"computes something else where 'n' is 1 .* static dims"):
+        tvmfast.from_pytorch(network, {"x": (2, "n")})
+    lib = tvmfast.build(*tvmfast.from_pytorch(network, {"x": (2, tvmfast.Dim("n", 7))}))
+    x = torch.randn(2, 9)
+    close(lib(x.numpy()), network(x.double()), terms=16)
+
+
+def test_norms_of_halves_whose_powers_are_none():
+    x = torch.tensor([-2e-4], dtype=torch.float16)
+    assert build(Function(lambda x: torch.linalg.vector_norm(x, 3)), x)(x.numpy()) == -x.numpy()[0]
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_a_grid_of_positions_that_are_far_or_not_finite(padding):
+    far = [math.nan, math.inf, -math.inf, 3e9, -3e9, 1.5, -0.3]
+    grid = torch.cartesian_prod(torch.tensor(far), torch.tensor(far)).reshape(1, 7, 7, 2)
+    x = torch.randn(1, 2, 3, 4)
+    methods = ["nearest", "bilinear", "bicubic"]
+
+    def function(x, grid):
+        how = {"padding_mode": padding, "align_corners": False}
+        return tuple(F.grid_sample(x, grid, method, **how) for method in methods)
+
+    for got, wanted in zip(
+        build(Function(function), x, grid)(x.numpy(), grid.numpy()), function(x.double(), grid.double()), strict=True
+    ):
+        close(got, wanted, terms=64)
+
+
+def test_a_grid_of_bfloat16():
+    specs = {"x": ((1, 1, 2, 2), "bfloat16"), "grid": ((1, 1, 2, 2), "bfloat16")}
+    network = Function(lambda x, grid: F.grid_sample(x, grid, align_corners=False)).eval()
+    x, grid = np.ones((1, 1, 2, 2), "bfloat16"), np.zeros((1, 1, 2, 2), "bfloat16")
+    got = tvmfast.build(*tvmfast.from_pytorch(network, specs))(x, grid)
+    assert str(got.dtype) == "bfloat16" and (got == 1).all()
+
+
 def test_transforms_of_several_axes_keep_real_sums_real():
     """The sums of all, and of each second, overflow to -inf; no NaN comes of infinity times a sine of 0."""
     x = np.full((2, 3, 4), -3e38, "float32")

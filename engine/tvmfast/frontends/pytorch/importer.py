@@ -89,7 +89,7 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
     def capture_at(static):
         program = _capture(model, static)
         if dims_of(spec.shape for spec in specs):
-            signatures[tuple(static)] = signature_of(program)
+            signatures[tuple(static)] = signature_of(_decompose(program) if _transforms(program) else program)
         return program
 
     def signature_at(static):
@@ -112,6 +112,11 @@ def from_pytorch(model: Any, inputs: Any = None) -> tuple[tvm.IRModule, dict[str
 
     import_at = functools.partial(_import, capture_at, specs)
     return with_dynamic_dims(import_at, specs, signature_at, suspects_of, takes)
+
+
+def _transforms(program: ExportedProgram) -> bool:
+    """Return whether a program has Fourier transforms, which pad or cut an axis to the size they take."""
+    return any(str(node.target).startswith("aten.fft_") for node in program.graph.nodes)
 
 
 def _import(capture_at: Callable, inputs: list[TensorSpec], specs: list[TensorSpec]) -> Model:

@@ -23,6 +23,7 @@ from .linalg import CONVERTERS as LINALG
 from .quantized import CONVERTERS as QUANTIZED
 from .recurrent import CONVERTERS as RECURRENT
 
+_OUTSIDE = 1024  # a coordinate of a grid that is outside of an image, at whose edges are -1 and 1
 _SMALL = 128  # height and width of images, together, of which PyTorch has nearest pixels in another way
 
 
@@ -258,15 +259,36 @@ def _nearest(c: Call, x: relax.Var, axis: int, before: tuple, after: tuple, scal
 
 
 def _grid_sample(c: Call) -> relax.Expr:
-    """Move the grid's coordinates, last in PyTorch, to the second axis, as TVM expects."""
+    """Move the grid's coordinates, last in PyTorch, to the second axis, as TVM expects; halves in float32.
+
+    TVM makes int32 of coordinates. Those far outside, which do not fit, become closer ones with the same
+    result: reflected, an image repeats every 4. One that is not finite stays so, as PyTorch multiplies by its
+    distance from a pixel; is clipped to an edge; or is outside.
+    """
     x, grid, method, padding, align_corners = c.inputs
-    rank = c.rank
-    grid = R.permute_dims(grid, [0, rank - 1, *range(1, rank - 1)])
+    rank, (zeros, border, reflection) = c.rank, (padding == n for n in range(3))
     method = ("bilinear", "nearest", "bicubic")[method]
+    wide = "float64" if c.dtype == "float64" else "float32"
+    x, grid = (c.emit(R.astype(each, wide)) for each in (x, grid))
+    is_outside = zeros and (rank == 5 or method == "nearest")
+    edge = relax.const(math.nan if zeros or method == "bicubic" else -1 if rank == 4 else 1, wide)
+    limit, period = relax.const(_OUTSIDE, wide), relax.const(4, wide)
+    is_finite = c.emit(R.less(R.abs(grid), relax.const(math.inf, wide)))
+    near = c.emit(R.minimum(R.maximum(grid, R.negative(limit)), limit))
+    if reflection:
+        near = c.emit(R.subtract(grid, R.multiply(R.trunc(R.divide(grid, period)), period)))
+    clips = border and method != "bicubic"
+    grid = c.emit(R.where(R.equal(grid, grid) if clips else is_finite, near, edge))
+    grid = c.emit(R.permute_dims(grid, [0, rank - 1, *range(1, rank - 1)]))
     how = (("NCHW", "NCDHW")[rank - 4], ("zeros", "border", "reflection")[padding], align_corners)
     if rank == 4:
-        return R.image.grid_sample(x, grid, method, *how)
-    return c.builder.emit_te(topi.image.grid_sample, x, c.emit(grid), method, *how)
+        result = c.emit(R.image.grid_sample(x, grid, method, *how))
+    else:
+        result = c.builder.emit_te(topi.image.grid_sample, x, grid, method, *how)
+    if is_outside:
+        inside = R.expand_dims(R.min(R.astype(is_finite, "int32"), -1), 1)
+        result = c.emit(R.where(R.equal(inside, relax.const(1, "int32")), result, relax.const(0, wide)))
+    return R.astype(result, c.dtype)
 
 
 def _shift(left: bool) -> Callable:

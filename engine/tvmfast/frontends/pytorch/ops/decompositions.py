@@ -302,7 +302,10 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Any) -> Tensor:
 def _vector_norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None):
     """Avoid TVM's powers of order and 1 / order, the latter of which does not exist for 0."""
     if order not in (0, 1, 2, math.inf, -math.inf) and x.ndim:
-        return NotImplemented
+        if wide(x) is x:
+            return NotImplemented
+        norm = aten.linalg_vector_norm.default(wide(x), order, dims, keepdim)  # powers are beyond halves
+        return norm.to(dtype or x.dtype)
     x = (x if dtype is None else x.to(dtype)).abs()
     dtype = x.dtype
     if x.ndim == 0:
