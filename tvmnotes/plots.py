@@ -12,11 +12,12 @@ from matplotlib.ticker import LogLocator
 
 from tvmfast.core.table import drawer
 
+from .lessons import SCOREBOARD
+
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 GREY = "#999999"
-SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by tools/scoreboard.py
 
 
 @drawer
