@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by tools/scoreboard.py
-SHOWN = ("PyTorch eager", "ONNX Runtime", "tvm.compile", "tvm.compile, MetaSchedule", "tvmnotes, untuned")  # in README
+# The scoreboard's rows in the README.
+SHOWN = ("PyTorch eager", "ONNX Runtime", "tvm.compile", "tvm.compile, MetaSchedule", "tvmnotes, untuned")
 
 
 class Lesson(NamedTuple):
@@ -140,7 +141,7 @@ def last_cell(text: str, number: str) -> str:
 
 
 def main() -> None:
-    """Update the last cell of each notebook, the plan in 00 and README.md, and the scoreboard in the latter."""
+    """Update each notebook's last cell, the plan in 00 and README.md, and the scoreboard in the latter."""
     page = ROOT / "README.md"
     run = json.loads(SCOREBOARD.read_text(encoding="utf-8"))
     page.write_text(readme(page.read_text(encoding="utf-8"), run), encoding="utf-8")

@@ -4,7 +4,6 @@ A result's `plot()` calls a drawer. Colours are from the Okabe-Ito palette, read
 """
 
 import json
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
