@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 import tvmnotes as tn
+from tools import tune_resnet18
 from tvmfast.core.compat import fast_tvmscript_parser
 from tvmfast.tuning import trial
 
@@ -159,6 +161,15 @@ def test_a_record_is_applied_to_the_kernel_with_its_loops(fused, rng, tmp_path):
     x = rng.standard_normal((1, 4, 9, 9), dtype="float32")
     result = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     close(result, net.double()(torch.from_numpy(x).double()).detach().numpy(), 4 * 9 + 1)
+
+
+@pytest.mark.parametrize("isa, processor", [("avx512", "skylake-avx512"), ("avx2", "core-avx2")])
+def test_the_shipped_records_are_of_the_kernels_that_resnet18_has(isa, processor, tmp_path):
+    shutil.unpack_archive(tn.data.path(f"metaschedule/resnet18_{isa}.tar.xz"), tmp_path)
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path))
+    tasks = tune_resnet18.kernels(tvm.target.Target({"kind": "llvm", "mcpu": processor, "num-cores": 2}))
+    assert tasks and all(database.has_workload(task.dispatched[0]) for task in tasks)
+    assert len(database) == len(tasks)
 
 
 def test_tvm_alone_is_at_most_20_lines_without_our_packages():

@@ -1,12 +1,13 @@
 """The course's scoreboard: ResNet-18 on one image, in every runtime, in one run.
 
 `python -m tools.scoreboard`, in a checkout, writes the run to tvmnotes/scoreboard.json, which
-`plots.scoreboard` draws. A folder of MetaSchedule's records as an argument adds a row for them.
+`plots.scoreboard` and README.md (`python -m tvmnotes.lessons`) show. MetaSchedule's row uses the records
+that tune_resnet18.py made.
 """
 
 import datetime
 import json
-import sys
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -24,22 +25,21 @@ ROWS = {
     "ONNX Runtime": "onnxruntime",
     "tvm.compile": "plain",
     "tvm.compile, CPU pipeline": "pipeline",
+    "tvm.compile, MetaSchedule": "metaschedule",
     "tvmnotes, untuned": "untuned",
     "tvmnotes, shipped records": "TVM",
 }
-METASCHEDULE = "MetaSchedule's records"
 BOUNDED = "tvmnotes, shipped records"  # the row whose lower bound is computed
 _SECONDS = 5.0  # timed, for each row
 _TOLERANCE = 1e-4  # of the largest output; a runtime that differs more from PyTorch has no time
 
 
-def measure_rows(name: str = "resnet18", seconds: float = _SECONDS, metaschedule: str | None = None) -> dict:
+def measure_rows(name: str = "resnet18", seconds: float = _SECONDS) -> dict:
     """Time a network on an image in each runtime of `ROWS`, alternately, each on all threads.
 
     Args:
         name: A name that `models.load` knows.
         seconds: Timed seconds per row.
-        metaschedule: Folder with the records of MetaSchedule's search, for one more row.
 
     Returns:
         A dictionary with "network", "input" (its shape), "date", "machine", "versions", "bound" (that of
@@ -55,11 +55,13 @@ def measure_rows(name: str = "resnet18", seconds: float = _SECONDS, metaschedule
     if net.input_shape[1] == 3:
         x = vision.preprocess(vision.open_picture())
     with tempfile.TemporaryDirectory() as folder:
+        shutil.unpack_archive(_archive(), Path(folder, "metaschedule"))
         calls = {}
         for row, runtime in ROWS.items():
-            calls[row] = benchmark.candidate(runtime, net, x, Path(folder))
-            if row == "tvm.compile, CPU pipeline" and metaschedule is not None:
-                calls[METASCHEDULE] = benchmark.with_metaschedule(net, x, metaschedule)
+            if runtime == "metaschedule":
+                calls[row] = benchmark.with_metaschedule(net, x, str(Path(folder, "metaschedule")))
+            else:
+                calls[row] = benchmark.candidate(runtime, net, x, Path(folder))
         reference = calls["PyTorch eager"](x)
         for row, call in calls.items():
             if not np.allclose(call(x), reference, rtol=0, atol=_TOLERANCE * np.abs(reference).max()):
@@ -82,13 +84,19 @@ def at_the_limit(lib: Compiled, x: np.ndarray) -> float:
     return sum(min(kernel.limit, kernel.timing.median) for kernel in kernels)
 
 
+def _archive() -> Path:
+    """Return the shipped records of MetaSchedule for this CPU's vectors."""
+    wide = "avx512f" in machine.target_instruction_sets(machine.host_target())
+    return data.path(f"metaschedule/resnet18_{'avx512' if wide else 'avx2'}.tar.xz")
+
+
 def _quartiles(timing: measure.Timing) -> dict:
     low, median, high = (float(value) for value in np.percentile(timing.seconds, [25, 50, 75]))
     return {"low": low, "median": median, "high": high, "calls": len(timing.seconds)}
 
 
 if __name__ == "__main__":
-    run = measure_rows(metaschedule=next(iter(sys.argv[1:]), None))
+    run = measure_rows()
     data.atomic_write(plots.SCOREBOARD, json.dumps(run, indent=1) + "\n")
     for row, times in run["rows"].items():
         print(f"{row:26} {times['median'] * 1e3:10.2f} ms")

@@ -1,8 +1,7 @@
 """The plan of the course, lessons.json: what each lesson takes and needs, and the routes.
 
 README.md and notebook 00 show it. `python -m tvmnotes.lessons`, in a checkout, writes it into both,
-the times that notebook 00 has stored into the README, and what comes next into each notebook. Tests compare
-them.
+the scoreboard into the README, and what comes next into each notebook. Tests compare them.
 """
 
 import json
@@ -11,6 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by tools/scoreboard.py
+# The scoreboard's rows in the README.
+SHOWN = ("PyTorch eager", "ONNX Runtime", "tvm.compile", "tvm.compile, MetaSchedule", "tvmnotes, untuned")
 
 
 class Lesson(NamedTuple):
@@ -100,23 +102,21 @@ def bars(times: dict[str, float]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-def figure(notebook: dict) -> str:
-    """Draw the times stored in notebook 00, and name the machine that measured them."""
-    cells = {cell["id"]: cell for cell in notebook["cells"]}
-    table = "".join("".join(output["data"]["text/plain"]) for output in cells["times"]["outputs"])
-    machine = "".join("".join(output["text"]) for output in cells["machine"]["outputs"])
-    medians = re.findall(r"^(\S.*?) {2,}(\d+\.\d+) ", table, re.M)
+def figure(run: dict) -> str:
+    """Draw some rows of a run of the scoreboard, and name the machine that measured them."""
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if name != "tvm")
     caption = (
-        f"EfficientNet-Lite0, one picture, float32; medians of one run of notebook 00 on {machine.strip()}."
+        f"{run['network']}, one picture, float32; medians of one run of {run['date']} on {run['machine']}, "
+        f"{versions}. MetaSchedule, TVM's own search, had made 1,500 trials."
     )
-    return f"{bars({name: float(median) for name, median in medians})}\n\n{caption}"
+    return f"{bars({row: run['rows'][row]['median'] * 1e3 for row in SHOWN})}\n\n{caption}"
 
 
-def readme(text: str, notebook: dict) -> str:
-    """Return README.md's text with the plan and the figure in it; `notebook` is 00."""
+def readme(text: str, run: dict) -> str:
+    """Return README.md's text with the plan and the figure of a run of the scoreboard in it."""
     text = marked(text, "routes", routes("notebooks/"))
     text = marked(text, "lessons", table("notebooks/", answers=True))
-    return marked(text, "figure", figure(notebook))
+    return marked(text, "figure", figure(run))
 
 
 def map_cell(text: str) -> str:
@@ -141,8 +141,10 @@ def last_cell(text: str, number: str) -> str:
 
 
 def main() -> None:
-    """Update the last cell of each notebook, the plan in 00 and README.md, and 00's figure in the latter."""
+    """Update each notebook's last cell, the plan in 00 and README.md, and the scoreboard in the latter."""
     page = ROOT / "README.md"
+    run = json.loads(SCOREBOARD.read_text(encoding="utf-8"))
+    page.write_text(readme(page.read_text(encoding="utf-8"), run), encoding="utf-8")
     for number, lesson in BY_NUMBER.items():
         path = ROOT / "notebooks" / f"{lesson.name}.ipynb"
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -154,8 +156,6 @@ def main() -> None:
         path.write_text(
             json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8"
         )
-        if number == "00":
-            page.write_text(readme(page.read_text(encoding="utf-8"), notebook), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ A result's `plot()` calls a drawer. Colours are from the Okabe-Ito palette, read
 """
 
 import json
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,11 +11,12 @@ from matplotlib.ticker import LogLocator
 
 from tvmfast.core.table import drawer
 
+from .lessons import SCOREBOARD
+
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 GREY = "#999999"
-SCOREBOARD = Path(__file__).with_name("scoreboard.json")  # written by tools/scoreboard.py
 
 
 @drawer
