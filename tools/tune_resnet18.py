@@ -1,7 +1,7 @@
 """Tune ResNet-18 with TVM's MetaSchedule, and pack the fastest record of each kernel for lesson 10.
 
-    python -m tools.tune_resnet18 avx512                 # on a quiet machine: half an hour and more
-    python -m tools.tune_resnet18 avx2 --trials 1500     # for any CPU with AVX2
+    python -m tools.tune_resnet18 avx512                 # on a quiet machine, in twenty minutes
+    python -m tools.tune_resnet18 avx2 --trials 800      # for any CPU with AVX2
     python -m tools.tune_resnet18 avx512 --trials 3000   # goes on with what is there
 
 Each batch of trials is in two files of tvmnotes's cache before the next begins. The script may be killed at
@@ -202,7 +202,7 @@ def pack(database: ms.database.Database, to: Path) -> None:
 
 def main(
     name: Annotated[str, typer.Argument(help="avx512 or avx2.")],
-    trials: Annotated[int, typer.Option(help="All of them, those of earlier starts too.")] = 1500,
+    trials: Annotated[int, typer.Option(help="All of them, those of earlier starts too.")] = 1000,
     batch: Annotated[int, typer.Option(help="Trials between two writes.")] = 32,
     to: Annotated[Path, typer.Option(help="Folder of the archive.")] = FOLDER,
 ) -> None:
