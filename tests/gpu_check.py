@@ -10,7 +10,9 @@ Each network is built in a process of its own, all at once, while test_on_gpu.py
 beside PyTorch in the same process, so that nothing else runs meanwhile. Tables are printed as they come, and
 `results/gpu.json` is written again after each, so that a run that is cut off keeps what it has. Lesson 17 runs under
 nbval, and the slowest cells are listed; the tiles are those of `tools/gpu_tiles.py`. Without a GPU nothing runs there:
-all networks are built and compiled for sm_90, and the tests are those that emulate kernels on the CPU.
+all networks are built and compiled for sm_90, and the tests are those that emulate kernels on the CPU. Rows with TF32
+or float16 are of the rules that a build uses where `tools/gpu_tiles.py` has measured them, or with `experimental=True`;
+those "by dlight" are what it uses otherwise.
 
 The networks of GluonCV come from the files of tests/zoo, which `--export` wrote: the symbol, the vectors and the shapes
 of the matrices, which are drawn again from a seed, and what MXNet computes for one picture.
@@ -299,7 +301,7 @@ def of_pictures(name, batch):
         case.inputs = [x.numpy()]
         mod, params = tn.from_pytorch(net, {"x": tuple(x.shape)})
         case.build("tvmnotes", mod, params)
-        case.build("tvmnotes, TF32", mod, params, allow_tf32=True)
+        case.build("tvmnotes, TF32", mod, params, allow_tf32=True, experimental=True)
         if case.options.dry:
             return
         net, x = net.cuda(), x.cuda()
@@ -324,7 +326,9 @@ def in_halves(make_net, make_input, tolerance):
         dtype = str(x.dtype).removeprefix("torch.")
         mod, params = tn.from_pytorch(net, {"x": (tuple(x.shape), dtype)})
         case.inputs = [x.numpy()]
-        case.build("tvmnotes, float16", relax.transform.ToMixedPrecision()(mod), params)
+        mixed = relax.transform.ToMixedPrecision()(mod)
+        case.build("tvmnotes, float16", mixed, params, experimental=True)
+        case.build("tvmnotes, float16 by dlight", mixed, params, (False,))
         case.build("tvmnotes, float32", mod, params, (False,))
         if case.options.dry:
             return
@@ -421,7 +425,10 @@ def gpt2(half, ways=(False,)):
         mod, params = tn.from_pytorch(net, shapes)
         token, position = torch.tensor([42]), torch.tensor([length - 1])
         case.inputs = [token.numpy(), position.numpy()]
-        case.build(f"tvmnotes, {dtype}", mod, params, ways, state={"keys": "output1", "values": "output2"})
+        state = {"keys": "output1", "values": "output2"}
+        case.build(f"tvmnotes, {dtype}", mod, params, ways, state=state, experimental=half)
+        if half and not any(ways):
+            case.build(f"tvmnotes, {dtype} by dlight", mod, params, ways, state=state)
         if case.options.dry:
             return
         net, caches = net.cuda(), [torch.zeros(cache, dtype=getattr(torch, dtype)).cuda() for _ in range(2)]

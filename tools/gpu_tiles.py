@@ -9,15 +9,20 @@ a few tokens, in both dtypes: there `skinny` is the rule of that name. Processes
 for a shape, and one at a time measures: the time that CUPTI sees in the GPU's kernels, the caches warm, so a
 token's weights may come from the second-level cache. Each is compared with PyTorch. At the end networks are
 timed with the best tiles. Without a GPU, `--dry` builds all, and compiles one kernel of each shape.
+
+A line names what was fastest. Once they are in the table, under the architecture that is printed, builds for
+it use these rules, for products like those that they won, too; without lines, dlight's kernels.
 """
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,11 +32,11 @@ from torch.profiler import ProfilerActivity, profile
 from tvm import relax
 
 import tvmfast
-from tvmfast.compiler.cuda import codegen, gpu, operands, tensor_cores, tiles
+from tvmfast.compiler.cuda import codegen, gpu, tiles
+from tvmfast.compiler.cuda.tiles import DLIGHT, SKINNY
 from tvmfast.runtime import on_gpu
 
 DRY = {"kind": "cuda", "arch": "sm_90"}  # the target without a GPU
-SKINNY = "skinny"  # instead of a tile: the rule of that name
 CALLS = 12
 BETWEEN = 1e-3  # ms from one launch to the next of a product in two launches, about
 _LOCK = None
@@ -110,26 +115,20 @@ def _dtype(shape) -> str:
     return {"conv": "float32", "matmul": "float16"}.get(shape[0], shape[1])
 
 
-def build(shape, tile, target="cuda"):
-    """Build a shape with a tile, or with the rule SKINNY; with None as without these rules."""
+def build(shape, by, target="cuda"):
+    """Build a shape for a tile of tensor cores, or for the rule SKINNY or DLIGHT of `tiles`."""
     mod, params, _ = module(shape)
-    chosen, applied, served = tensor_cores.tile_for, tensor_cores.TensorCores.apply, operands.SERVED
-    operands.SERVED = (_dtype(shape),) if tile == SKINNY else ()
-    if tile in (None, SKINNY):
-        tensor_cores.TensorCores.apply = lambda *_: None
-    tensor_cores.tile_for = lambda *_: tile
-    try:
-        return tvmfast.build(mod, params, target, allow_tf32=shape[0] == "conv" and tile is not None)
-    finally:
-        tensor_cores.tile_for, tensor_cores.TensorCores.apply, operands.SERVED = chosen, applied, served
+    table = {key_of(shape): by}
+    with mock.patch.dict(tiles.MEASURED, {gpu.with_arch(target)["arch"]: table}):
+        return tvmfast.build(mod, params, target, allow_tf32=shape[0] == "conv")
 
 
 def candidates(shape) -> list:
-    """List what may be good for a shape: tiles, and SKINNY for tokens; None, which is dlight's, first."""
+    """List what may be good for a shape: DLIGHT, which comes first, tiles, and for tokens SKINNY."""
     if shape[0] != "token":
-        return [None, *tiles.candidates(key_of(shape))]
+        return [DLIGHT, *tiles.candidates(key_of(shape))]
     on_cores = _dtype(shape) == "float16" and shape[2] > 1
-    return [None, SKINNY, *(tiles.candidates(key_of(shape)) if on_cores else [])]
+    return [DLIGHT, SKINNY, *(tiles.candidates(key_of(shape)) if on_cores else [])]
 
 
 def key_of(shape) -> tuple:
@@ -206,7 +205,7 @@ def _times(shape, libs, errors) -> dict:
         runs = np.reshape(own[at : at + launches * CALLS], (CALLS, launches)).sum(1)
         at += launches * CALLS
         ms = float(np.median(runs)) + (launches - 1) * BETWEEN
-        if tile is None:
+        if tile == DLIGHT:
             found["dlight"] = ms
         else:
             found["tiles"].append((ms, tile if tile == SKINNY else tuple(tile)))
@@ -215,19 +214,19 @@ def _times(shape, libs, errors) -> dict:
 
 
 def network(name, batch, measured) -> dict:
-    """Time a network with tiles by key, the default ones, and PyTorch's, in ms."""
+    """Time a network by the table, by the tiles that are chosen without one, and in PyTorch, in ms."""
     torch.manual_seed(0)
     net = getattr(torchvision.models, name)().eval()
     x = torch.randn(batch, 3, 224, 224)
     mod, params = tvmfast.from_pytorch(net, {"x": tuple(x.shape)})
     libs = {}
-    for kind, table in {"default": {}, "measured": measured}.items():
-        tiles.MEASURED[gpu.with_arch("cuda")["arch"]] = {
-            key: tiles.Tile(*tile) for key, tile in table.items()
-        }
+    for kind, table in {"unmeasured": {}, "measured": measured}.items():
+        tiles.MEASURED[gpu.with_arch("cuda")["arch"]] = table
         for graph in (False, True) if table else (False,):
             with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True} if graph else {}):
-                libs[f"{kind}{', graph' * graph}"] = tvmfast.build(mod, params, "cuda", allow_tf32=True)
+                libs[f"{kind}{', graph' * graph}"] = tvmfast.build(
+                    mod, params, "cuda", allow_tf32=True, experimental=not table
+                )
     found = {"name": f"{name}, {batch}"}
     with _LOCK, torch.inference_mode():
         torch.backends.cudnn.allow_tf32 = False
@@ -270,21 +269,29 @@ def _start(lock):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def best(row):
+    """Return what was fastest for a shape, as `tiles.MEASURED` has it; None if nothing was right."""
+    if not row["tiles"]:
+        return DLIGHT if "dlight" in row else None
+    ms, by = row["tiles"][0]
+    if row.get("dlight", math.inf) <= ms:
+        return DLIGHT
+    return by if by == SKINNY else tiles.Tile(*by)
+
+
 def _line(row) -> str:
     """Return a line of the table, which is one of `MEASURED`."""
     if "built" in row:
         return f"# {row['key']}: {row['built']} built, {row['bytes']} bytes of machine code, none run"
-    if not row["tiles"]:
+    by = best(row)
+    if by is None:
         return f"# {row['key']}: none; {row['errors'][:1]}"
-    ms, tile = row["tiles"][0]
-    times = ", ".join(f"{name} {row[name] * 1e3:.1f}" for name in ("dlight", "torch") if name in row)
-    rate = f"{row['gflop'] / ms:.1f} TFLOP/s"
-    if row["shape"][0] == "token":  # for `operands.SERVED`, and no line of the table
-        taken = ", ".join(
-            f"{tile if tile == SKINNY else f'Tile{tile}'} {ms * 1e3:.1f}" for ms, tile in row["tiles"][:3]
-        )
-        return f"# {row['key']}: {taken} us; {times}"
-    return f"    {row['key']}: Tile{tile},  # {ms * 1e3:.1f} us, {rate}; {times}".replace("'", '"')
+    entry = repr(by) if isinstance(by, str) else f"Tile{tuple(by)}"
+    times = {name: row[name] for name in ("dlight", "torch") if name in row}
+    for ms, first in row["tiles"][:1]:
+        times = {SKINNY if first == SKINNY else "tile": ms} | times
+    text = ", ".join(f"{name} {ms * 1e3:.1f}" for name, ms in times.items())
+    return f"    {row['key']}: {entry},  # us: {text}".replace("'", '"')
 
 
 def main() -> None:
@@ -311,6 +318,8 @@ def main() -> None:
         if options.out:
             options.out.write_text(json.dumps({"shapes": rows, "networks": found}, default=str))
 
+    arch = (DRY if options.dry else gpu.with_arch("cuda"))["arch"]
+    print(f"# {arch}", flush=True)
     with context.Pool(options.processes, _start, (context.Lock(),)) as pool:
         waiting = [(shape, pool.apply_async(measure, (shape, options.dry))) for shape in wanted]
         for shape, result in waiting:
@@ -324,9 +333,9 @@ def main() -> None:
                 print(f"# {shape}: {type(error).__name__}: {error}", flush=True)
             write()
         print(f"# shapes: {time.perf_counter() - started:.0f} s", flush=True)
-        best = {row["key"]: row["tiles"][0][1] for row in rows if row["tiles"] and row["shape"][0] != "token"}
+        table = {row["key"]: by for row in rows if (by := best(row))}
         names = [] if options.dry else filter(None, options.networks.split(","))
-        waiting = [pool.apply_async(network, (name, n, best)) for name in names for n in (1, 16)]
+        waiting = [pool.apply_async(network, (name, n, table)) for name in names for n in (1, 16)]
         for result in waiting:
             try:
                 found.append(result.get(max(1, options.seconds - (time.perf_counter() - started))))

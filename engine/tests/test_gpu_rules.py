@@ -21,11 +21,12 @@ from tvm.tirx import compilation_pipeline
 
 import tvmfast
 from tvmfast.compiler.build import resolve_target
-from tvmfast.compiler.cuda import operands, products, tensor_cores, tiles
+from tvmfast.compiler.cuda import products, tensor_cores, tiles
 from tvmfast.compiler.cuda.tiles import TILES, Tile
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 COMPILER = shutil.which("g++")
+OLDER = {"kind": "cuda", "arch": "sm_75"}
 SMALL = Tile(32, 32, 128, 16, 16, 3)
 TF32 = 2.0**-11  # the largest relative error of rounding to it
 
@@ -42,7 +43,7 @@ def built(function, shapes, params, tile=None, target=TARGET, **options):
     with pytest.MonkeyPatch.context() as patch:
         if tile:
             patch.setattr(tensor_cores, "tile_for", lambda *_: tile)
-        return tvmfast.build(builder.get(), params, target, **{"allow_tf32": True, **options})
+        return tvmfast.build(builder.get(), params, target, **{"allow_tf32": True, "experimental": True, **options})
 
 
 def on_cpu(lib, inputs, folder):
@@ -193,7 +194,7 @@ def test_operands_that_were_halves_are_halves_again():
     """As PyTorch's frontend casts them: to float32, in which products of halves are exact."""
     layer = nn.Sequential(nn.Linear(64, 48), nn.ReLU()).half().eval()
     for shape in ((40, 64), (2, 40, 64)):
-        lib = tvmfast.build(layer, {"x": (shape, "float16")}, TARGET)
+        lib = tvmfast.build(layer, {"x": (shape, "float16")}, TARGET, experimental=True)
         (product,) = (name for name in lib.kernels.index if "matmul" in name)
         assert lib.kernels.family[product] == "tensor_cores"
         assert {str(each.dtype) for each in lib.params.values()} <= {"float16", "float32"}
@@ -215,13 +216,8 @@ FEW_ROWS = {  # (…, M, K), (…, N, K), dtype
 }
 
 
-@pytest.fixture
-def of_both_dtypes(monkeypatch):
-    monkeypatch.setattr(operands, "SERVED", ("float16", "float32"))
-
-
 @pytest.mark.parametrize("name", FEW_ROWS)
-def test_products_of_few_rows(name, of_both_dtypes, tmp_path):
+def test_products_of_few_rows(name, tmp_path):
     """With what follows in the kernel: a factor, a bias, another input, ReLU."""
     shape, other, dtype = FEW_ROWS[name]
     a, b = numbers(*shape, dtype=dtype), np.flip(numbers(*other, dtype=dtype)).copy()
@@ -271,29 +267,28 @@ def test_a_row_does_not_depend_on_the_others(tmp_path):
         np.testing.assert_array_equal(test(results[0]), test(wanted))
 
 
-def test_weights_of_few_rows_lie_along_the_sum(monkeypatch):
-    """In float16, of whole vectors; others keep their order, and float32 its rules."""
+def test_weights_of_few_rows_lie_along_the_sum():
+    """Those of whole vectors; others keep their order."""
     layer = nn.Sequential(nn.Linear(64, 50), nn.ReLU()).half().eval()
     for shape, family, weight in (((1, 64), "skinny", (50, 64)), ((2, 4, 64), "skinny", (50, 64)),
                                   ((9, 64), "tensor_cores", (64, 50))):  # fmt: skip
-        lib = tvmfast.build(layer, {"x": (shape, "float16")}, TARGET)
+        lib = tvmfast.build(layer, {"x": (shape, "float16")}, TARGET, experimental=True)
         (product,) = (name for name in lib.kernels.index if "matmul" in name)
         assert lib.kernels.family[product] == family
         assert weight in [tuple(each.shape) for each in lib.params.values()]
-    older = tvmfast.build(layer, {"x": ((9, 64), "float16")}, {"kind": "cuda", "arch": "sm_75"})
+    older = tvmfast.build(layer, {"x": ((9, 64), "float16")}, OLDER, experimental=True)
     assert "tensor_cores" not in {*older.kernels.family}
     assert [tuple(each.shape) for each in older.params.values() if len(each.shape) > 1] == [(64, 50)]
-    odd = tvmfast.build(nn.Linear(63, 50).half().eval(), {"x": ((1, 63), "float16")}, TARGET)
-    single = tvmfast.build(nn.Linear(64, 50).eval(), {"x": (1, 64)}, TARGET)
-    assert "skinny" not in {*odd.kernels.family, *single.kernels.family}
-    monkeypatch.setattr(operands, "SERVED", ("float32",))
-    assert list(tvmfast.build(nn.Linear(64, 50).eval(), {"x": (1, 64)}, TARGET).kernels.family) == ["skinny"]
+    odd = tvmfast.build(nn.Linear(63, 50).half().eval(), {"x": ((1, 63), "float16")}, TARGET, experimental=True)
+    assert "skinny" not in {*odd.kernels.family}
+    single = tvmfast.build(nn.Linear(64, 50).eval(), {"x": (1, 64)}, TARGET, experimental=True)
+    assert list(single.kernels.family) == ["skinny"]
 
 
 def test_a_token_of_a_network_in_halves(tmp_path):
     layer = nn.Linear(72, 40).half().eval()
     x = torch.from_numpy(numbers(1, 72, dtype="float16"))
-    lib = tvmfast.build(layer, {"x": (tuple(x.shape), "float16")}, TARGET)
+    lib = tvmfast.build(layer, {"x": (tuple(x.shape), "float16")}, TARGET, experimental=True)
     assert list(lib.kernels.family) == ["skinny"]
     weight, bias = (each.detach().double().numpy() for each in (layer.weight, layer.bias))
     wide = x.double().numpy()
@@ -303,10 +298,9 @@ def test_a_token_of_a_network_in_halves(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_nvrtc_compiles_products_of_few_rows_for_older_gpus(dtype, of_both_dtypes):
+def test_nvrtc_compiles_products_of_few_rows_for_older_gpus(dtype):
     inputs = {"a": ((2, 64), dtype), "b": ((40, 64), dtype)}
-    target = {"kind": "cuda", "arch": "sm_75"}
-    lib = built(lambda bb, a, b: bb.call_te(product_along_k, a, b), inputs, {}, target=target)
+    lib = built(lambda bb, a, b: bb.call_te(product_along_k, a, b), inputs, {}, target=OLDER)
     assert list(lib.kernels.family) == ["skinny"]
     assert len(machine_code(lib, arch="sm_75")) > 1000
 
@@ -330,16 +324,80 @@ def families(**options):
     return lib, sorted(family for family in lib.kernels.family if family not in ("reduction", "fallback"))
 
 
+class Halves(nn.Module):
+    """In float16: a convolution that dlight has on tensor cores, too, a product, and one of a few rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(128, 128, 3, padding=1)
+        self.dense, self.last = nn.Linear(128, 64), nn.Linear(64, 48)
+
+    def forward(self, x):
+        rows = self.dense(torch.relu(self.conv(x)).flatten(2).mT)
+        return self.last(torch.relu(rows).amax(1))
+
+
+def rules_of(halves, table=None, **options):
+    """The rules of the convolution, the product and the one of a few rows, with a table of measurements for sm_80."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles, "MEASURED", {"sm_80": table} if table else {})
+        lib = tvmfast.build(*halves, **{"target": TARGET, **options})
+    kernels = [node["kernel"] for node in lib.graph["nodes"]]
+    return lib, [lib.kernels.family[each] for each in kernels if "conv2d" in each or "matmul" in each]
+
+
+@pytest.fixture(scope="module")
+def halves():
+    torch.manual_seed(0)
+    return tvmfast.from_pytorch(Halves().half().eval(), {"x": ((2, 128, 14, 14), "float16")})
+
+
+CONV, PRODUCT, FEW = (
+    ("float16", 1, 128, 392, 1152, 3, 3, 1), ("float16", 1, 392, 64, 128), ("float16", 1, 2, 48, 64)
+)  # fmt: skip
+
+
+def test_what_was_not_measured_has_to_be_asked_for(halves):
+    lib, found = rules_of(halves)
+    assert not {"tensor_cores", "skinny"} & {*lib.kernels.family}
+    assert "mma.sync" not in lib.source() and "skinny" not in lib.source()
+    assert rules_of(halves, allow_tf32=True)[1] == found
+    assert rules_of(halves, experimental=True)[1] == ["tensor_cores", "tensor_cores", "skinny"]
+    with pytest.raises(
+        ValueError, match="experimental is for kernels of GPUs: expected a target of kind 'cuda'; got 'llvm'"
+    ):
+        tvmfast.build(*halves, experimental=True)
+
+
+def test_what_was_measured_is_used(halves):
+    """By product, and for others of the same dtype and kind, a convolution or not; on this architecture alone."""
+    conv, product, few = rules_of(halves)[1]
+    for table, wanted in (
+        ({CONV: SMALL}, ["tensor_cores", product, few]),
+        ({(*CONV[:2], 7, *CONV[3:]): SMALL}, ["tensor_cores", product, few]),
+        ({("float32", *CONV[1:]): SMALL}, [conv, product, few]),
+        ({FEW: "skinny"}, [conv, product, "skinny"]),
+        ({FEW: "dlight", PRODUCT: SMALL, CONV: "dlight"}, [conv, "tensor_cores", few]),
+        ({FEW: SMALL}, [conv, "tensor_cores", "tensor_cores"]),
+    ):
+        assert rules_of(halves, table)[1] == wanted, table
+    lib, found = rules_of(halves, {CONV: SMALL, FEW: "dlight"}, experimental=True)
+    assert found == ["tensor_cores", "tensor_cores", few]
+    ((launch,),) = (lib.kernels.launches[each] for each in lib.kernels.index if "conv2d" in each)
+    assert launch["grid"] == [128 // SMALL.m, -(-392 // SMALL.n), 1]
+    assert rules_of(halves, {CONV: SMALL}, target={"kind": "cuda", "arch": "sm_90"})[1] == [conv, product, few]
+
+
 def test_tf32_is_a_choice_and_for_convolutions():
     torch.manual_seed(0)
-    lib, found = families()
+    lib, found = families(experimental=True)
     assert "tensor_cores" not in found
     assert "mma.sync" not in lib.source()
-    lib, found = families(allow_tf32=True)
+    lib, found = families(allow_tf32=True, experimental=True)
     assert found.count("tensor_cores") == 1
     assert "m16n8k8.row.col.f32.tf32" in lib.source()
-    older = {"kind": "cuda", "arch": "sm_75"}
-    assert families(target=older, allow_tf32=True)[1] == families(target=older)[1]
+    older = families(target=OLDER, experimental=True)[1]
+    assert families(target=OLDER, allow_tf32=True, experimental=True)[1] == older
     with pytest.raises(
         ValueError, match="allow_tf32 is for tensor cores: expected a target of kind 'cuda'; got 'llvm'"
     ):
@@ -397,7 +455,7 @@ def test_a_kernel_that_looks_like_a_product_is_left_alone():
 
 
 def test_nvrtc_compiles_it():
-    lib, _ = families(allow_tf32=True)
+    lib, _ = families(allow_tf32=True, experimental=True)
     assert len(machine_code(lib)) > 1000
     halves = built(lambda _, a: relax.op.matmul(a, a, out_dtype="float32"), {"a": ((64, 64), "float16")}, {})
     assert len(machine_code(halves)) > 1000
@@ -447,7 +505,8 @@ def test_measured_tiles_come_first_and_small_grids_are_split(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_tiles_fit_a_block(dtype):
     """In threads, shared memory of the smaller GPUs, and in what each thread copies."""
-    for tile in {*TILES, *(each for table in tiles.MEASURED.values() for each in table.values())}:
+    measured = (each for table in tiles.MEASURED.values() for each in table.values())
+    for tile in {*TILES, *(each for each in measured if isinstance(each, Tile))}:
         size = np.dtype(dtype).itemsize
         step = tile.elements(dtype)
         assert tile.threads <= 1024

@@ -96,17 +96,20 @@ def test_float16_on_tensor_cores():
     layer = nn.Sequential(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU()).eval()
     x = numbers(1, 128, 28, 28)
     mod, params = tvmfast.from_pytorch(layer, {"x": tuple(x.shape)})
-    half = tvmfast.build(relax.transform.ToMixedPrecision()(mod), params, "cuda")
-    assert "mma.sync" in half.source()
-    with torch.inference_mode():
-        assert_close([half(x)], [layer(x).numpy()], 1e-2)
+    for experimental, instruction in ((False, "mma_sync"), (True, "mma.sync")):
+        half = tvmfast.build(relax.transform.ToMixedPrecision()(mod), params, "cuda", experimental=experimental)
+        assert instruction in half.source()
+        with torch.inference_mode():
+            assert_close([half(x)], [layer(x).numpy()], 1e-2)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_products_of_few_rows(rows):
     for width in (96, 1000):
-        lib = check(nn.Sequential(nn.Linear(768, width), nn.Tanh()).half(), numbers(rows, 768).half(), tolerance=4e-3)
+        net, x = nn.Sequential(nn.Linear(768, width), nn.Tanh()).half(), numbers(rows, 768).half()
+        lib = check(net, x, tolerance=4e-3, experimental=True)
         assert "skinny" in set(lib.kernels.family)
+        check(net, x, tolerance=4e-3)
 
 
 def test_convolutions_with_tf32():
@@ -116,7 +119,7 @@ def test_convolutions_with_tf32():
         (nn.Conv2d(3, 64, 7, 2, 3), (1, 3, 63, 50)), (nn.Conv2d(256, 130, 1), (3, 256, 9, 9)),
     ):  # fmt: skip
         x = numbers(*shape)
-        lib = check(nn.Sequential(layer, nn.ReLU()), x, tolerance=5e-3, allow_tf32=True)
+        lib = check(nn.Sequential(layer, nn.ReLU()), x, tolerance=5e-3, allow_tf32=True, experimental=True)
         assert list(lib.kernels.family) == ["tensor_cores"]
         np.testing.assert_array_equal(lib(x), lib(x))
 

@@ -28,6 +28,7 @@ def build(
     sizes=None,
     dtype: str | None = None,
     allow_tf32: bool = False,
+    experimental: bool = False,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -42,6 +43,7 @@ def build(
         sizes: Values of dynamic dims to specialize the network for, too, `[{"height": 480, "width": 640}]`.
         dtype: "bfloat16" or "float16" for weights of 16 bits on a CPU; None for the network's own.
         allow_tf32: Whether convolutions of float32 on a GPU may round their operands to 10 bits of mantissa.
+        experimental: Whether to use kernels for GPUs that nobody has measured on this architecture, too.
 
     Returns:
         The compiled network.
@@ -52,7 +54,8 @@ def build(
     """
     if not isinstance(mod, tvm.IRModule):
         mod, params = _importer(mod)(mod, params)
-    return compiler.build(mod, params, target, opt_level, records, state, sizes, dtype, allow_tf32)
+    arguments = params, target, opt_level, records, state, sizes, dtype, allow_tf32, experimental
+    return compiler.build(mod, *arguments)
 
 
 @keep_interrupt()

@@ -35,6 +35,7 @@ def build(
     sizes=None,
     dtype=None,
     allow_tf32: bool = False,
+    experimental: bool = False,
 ) -> Compiled:
     """Compile a network for a CPU or an NVIDIA GPU.
 
@@ -73,9 +74,14 @@ def build(
             AVX512_BF16, those of several rows or pixels round what they multiply to it, too, and sum in
             float32. An array with an element too large for a float16 stays as it is. None keeps the
             network's precision. Inputs, outputs, norms and biases keep theirs.
-        allow_tf32: For kind "cuda": convolutions of float32 run on tensor cores, which round their operands
-            to TF32, 10 bits of mantissa, and sum in float32; as PyTorch's do unless
-            `torch.backends.cudnn.allow_tf32` is False.
+        allow_tf32: For kind "cuda": convolutions of float32 may run on tensor cores, which round their
+            operands to TF32, 10 bits of mantissa, and sum in float32; as PyTorch's do unless
+            `torch.backends.cudnn.allow_tf32` is False. They do where tvmfast has measured it on this
+            architecture of GPU (`cuda/tiles.py`), or with `experimental`.
+        experimental: For kind "cuda": use tvmfast's kernels for products and convolutions of float16, for
+            products of up to eight rows, and with `allow_tf32` for convolutions of float32, on architectures
+            where they were never measured, too; there dlight's kernels are the default. No GPU has run them
+            yet: compare the results. `make gpu-tiles` in a checkout measures them on your GPU.
 
     Returns:
         A `Compiled`; for kind "cuda" a `CompiledForGPU`.
@@ -89,7 +95,8 @@ def build(
         TypeError: `mod` is not an IRModule, or `params` not a dictionary of dense arrays.
         IndexError: An index that is evaluated at compile time is out of range.
     """
-    return compiled(*resolved(mod, params, target, opt_level, records, state, sizes, dtype, allow_tf32))
+    arguments = mod, params, target, opt_level, records, state, sizes, dtype, allow_tf32, experimental
+    return compiled(*resolved(*arguments))
 
 
 def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
@@ -119,7 +126,16 @@ def compiled(mod: tvm.IRModule, context: BuildContext) -> Compiled:
 
 
 def resolved(
-    mod, params, target=None, opt_level=3, records=None, state=None, sizes=None, dtype=None, allow_tf32=False
+    mod,
+    params,
+    target=None,
+    opt_level=3,
+    records=None,
+    state=None,
+    sizes=None,
+    dtype=None,
+    allow_tf32=False,
+    experimental=False,
 ) -> tuple[tvm.IRModule, BuildContext]:
     """Check the arguments of `build`; return the module with its parameters bound, and the context."""
     if opt_level not in pipeline.OPT_LEVELS:
@@ -131,6 +147,10 @@ def resolved(
     if allow_tf32 and target.kind.name != "cuda":
         raise ValueError(
             f"allow_tf32 is for tensor cores: expected a target of kind 'cuda'; got {target.kind.name!r}"
+        )
+    if experimental and target.kind.name != "cuda":
+        raise ValueError(
+            f"experimental is for kernels of GPUs: expected a target of kind 'cuda'; got {target.kind.name!r}"
         )
     if dtype is not None:
         _check_dtype(dtype, target, mod, arrays)
@@ -147,6 +167,7 @@ def resolved(
         arrays,
         dtype,
         allow_tf32=allow_tf32,
+        experimental=experimental,
         specializations=tuple(shape_variants.variants_of(mod, sizes, dims)),
     )
     _LOG.debug("build: opt level %s, dims %s, state %s, target %s", opt_level, dims, aliases, target)
@@ -163,7 +184,7 @@ def _lowered(
         mod, arrays = shape_variants.rename_params(mod, arrays, shared)
     graph = pipeline.describe(mod, list(arrays), context)
     if context.for_gpu:
-        mod, graph["kernels"] = gpu.scheduled(mod, context.target, context.allow_tf32)
+        mod, graph["kernels"] = gpu.scheduled(mod, context.target, context.allow_tf32, context.experimental)
     plan = {} if context.dims else None
     mod = pipeline.lowering(context.dims, plan)(pipeline.bundle(mod))
     graph["memory"] = plan or memory(mod)

@@ -26,6 +26,7 @@ class BuildContext:
         arrays: The network's parameters, by name.
         dtype: The half precision of the weights, "bfloat16" or "float16"; None: that of the network.
         allow_tf32: Whether convolutions of float32 on a GPU may round their operands to TF32.
+        experimental: Whether kernels may be used on a GPU that nobody has measured there.
         specializations: Values of dynamic dims, and the network specialized for them, in the order in which
             a call tries them.
     """
@@ -38,6 +39,7 @@ class BuildContext:
     arrays: Mapping[str, tvm.runtime.Tensor] = dataclasses.field(default_factory=dict)
     dtype: str | None = None
     allow_tf32: bool = False
+    experimental: bool = False
     specializations: tuple[tuple[dict[str, int], tvm.IRModule], ...] = ()
 
     @property

@@ -60,6 +60,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (3, lower_skinny_gemms(simd)),
         (3, fuse_rms_norms(simd)),
     ]
+    of_gpu = context.target, context.allow_tf32, context.experimental
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector
     updates = partial_updates_to_kernels() if simd else partial_updates_to_scatter()
     dtype = context.dtype
@@ -83,7 +84,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (3, t.EliminateCommonSubexpr()),
         (3, fold_affine()),  # batch norms that no convolution precedes
         *round_to_half,
-        *(attention if simd else [(3, operands_for_gpus(context.target, context.allow_tf32))]),
+        *(attention if simd else [(3, operands_for_gpus(*of_gpu))]),
         (3, t.DeadCodeElimination()),
         *blocked,
         (3, t.CanonicalizeBindings()),

@@ -1,11 +1,14 @@
 """Targets and schedules for NVIDIA's GPUs, target "cuda".
 
-Matrix products and convolutions of float16, and convolutions of float32 where a build allows TF32, run on
-tensor cores (`tensor_cores.py`); products of up to eight rows in float16 read their weights once
-(`skinny.py`). TVM's dlight schedules the others, without a search: products by tiles in shared memory (a
-convolution is one more product, of windows that are gathered while they are loaded); reductions by a block of
-threads per result; the others by a thread per element. Layouts stay NCHW. A database of MetaSchedule, if one
-is active (`with database:`), takes precedence.
+TVM's dlight schedules the kernels, without a search: matrix products and convolutions by tiles in shared
+memory (a convolution is one more product, of windows that are gathered while they are loaded), with tensor
+cores if the operands are float16; reductions by a block of threads per result; the others by a thread per
+element. Layouts stay NCHW. A database of MetaSchedule, if one is active (`with database:`), takes precedence.
+
+Two rules of tvmfast come first where a table of measurements says that they are faster (`tiles.py`), or where
+a build asks for what is experimental: products and convolutions of float16, and convolutions of float32 if
+TF32 is allowed, on tensor cores (`tensor_cores.py`), and products of up to eight rows, which read their
+weights once (`skinny.py`).
 """
 
 import logging
@@ -21,6 +24,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
 from ...runtime import on_gpu
+from . import tiles
 from .skinny import Skinny
 from .tensor_cores import TensorCores
 from .workspaces import workspaces_to_results
@@ -97,7 +101,7 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def scheduled(
-    mod: tvm.IRModule, target: tvm.target.Target, allow_tf32: bool = False
+    mod: tvm.IRModule, target: tvm.target.Target, allow_tf32: bool = False, experimental: bool = False
 ) -> tuple[tvm.IRModule, dict[str, dict]]:
     """Schedule each kernel, at every opt level: a kernel without threads cannot run on a GPU.
 
@@ -105,12 +109,16 @@ def scheduled(
         mod: The kernels.
         target: The target.
         allow_tf32: Whether convolutions of float32 may round their operands to TF32.
+        experimental: Whether tvmfast's rules serve products that `tiles.MEASURED` does not have, too.
 
     Returns:
         The module, and by kernel name its rule ("family") and the grids and blocks that it launches.
     """
     mod, schedules = mod.clone(), {}
-    rules = {"skinny": Skinny(), "tensor_cores": TensorCores(allow_tf32), **_RULES}
+    rules = _RULES
+    if experimental or str(target.attrs["arch"]) in tiles.MEASURED:
+        own = {tiles.SKINNY: Skinny(experimental), tiles.TENSOR_CORES: TensorCores(allow_tf32, experimental)}
+        rules = own | _RULES
     kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
     by_hand = {var for var, func in kernels.items() if has_threads(func)}
     for var in by_hand:

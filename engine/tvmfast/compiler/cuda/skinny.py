@@ -15,8 +15,9 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import Schedule
 
 from ...core.relax import bytes_of, ceildiv
-from . import operands
+from . import tiles
 from .device_code import INSTRUCTIONS, SKINNY
+from .operands import FEW
 from .products import DTYPES, LARGEST, LAUNCHES, Product, first_of, launch, match, stored, var
 
 _WARPS = 4  # of a block
@@ -26,16 +27,19 @@ _BUSY = 132 * 16  # warps that keep an H100's memory busy
 class Skinny:
     """The rule for products of one to eight rows with rows of weights along the sum; as dlight's are."""
 
-    def apply(self, func, _target, _):
-        """Return a kernel's schedule; None for another kernel or dtype."""
+    def __init__(self, experimental: bool):
+        self.experimental = experimental
+
+    def apply(self, func, target, _):
+        """Return a kernel's schedule; None for one that it does not serve."""
         matched = match(func)
         if matched is None:
             return None
         product, store = matched
         batch, rows, _, length = product.size
-        if product.window or not product.b_along_k:
+        if product.window or not product.b_along_k or rows > FEW:
             return None
-        if product.dtype not in operands.SERVED or rows > operands.FEW:
+        if not tiles.serves(tiles.SKINNY, product.key, str(target.attrs["arch"]), self.experimental):
             return None
         if batch > LAUNCHES or length > LARGEST // 2:
             return None

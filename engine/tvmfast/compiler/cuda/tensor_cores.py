@@ -20,7 +20,7 @@ from ...runtime.on_gpu import version
 from .device_code import INSTRUCTIONS, PRODUCT
 from .operands import CORES
 from .products import DTYPES, LARGEST, LAUNCHES, Product, first_of, launch, match, stored, unrolled, var
-from .tiles import Tile, tile_for
+from .tiles import TENSOR_CORES, Tile, serves, tile_for
 
 _REDUCE_THREADS = 256
 
@@ -28,11 +28,11 @@ _REDUCE_THREADS = 256
 class TensorCores:
     """The rule for products of float16, and convolutions of float32 if TF32 is allowed; as dlight's are."""
 
-    def __init__(self, allow_tf32: bool):
-        self.allow_tf32 = allow_tf32
+    def __init__(self, allow_tf32: bool, experimental: bool):
+        self.allow_tf32, self.experimental = allow_tf32, experimental
 
     def apply(self, func, target, _):
-        """Return a kernel's schedule; None for another kernel or dtype, or an older GPU."""
+        """Return a kernel's schedule; None for one that it does not serve, and for an older GPU."""
         arch = str(target.attrs["arch"])
         matched = match(func) if version(arch) >= CORES else None
         if matched is None:
@@ -40,6 +40,8 @@ class TensorCores:
         product, store = matched
         batch, rows, columns, _ = product.size
         if product.dtype == "float32" and not (product.window and self.allow_tf32):
+            return None
+        if not serves(TENSOR_CORES, product.key, arch, self.experimental):
             return None
         if min(rows, columns) < 2:  # a product with a vector: `gemv`
             return None

@@ -1,12 +1,14 @@
-"""Tiles of matrix products on tensor cores: those that were measured, and a choice for all others.
+"""Which rule computes a product on a GPU, and with which tile: as measured, and a choice for all others.
 
 `make gpu-tiles` measures the products of some networks on this machine's GPU and prints lines for `MEASURED`.
+With them, builds for its architecture use `tensor_cores.py` and `skinny.py`; without, only if asked to.
 """
 
 from typing import NamedTuple
 
 from ...core.relax import ceildiv
 
+TENSOR_CORES, SKINNY, DLIGHT = "tensor_cores", "skinny", "dlight"  # the rules
 _BLOCKS = 132  # multiprocessors of an H100: fewer blocks leave some idle
 _STEPS = 6  # along k that a block has at least, if several share a tile
 
@@ -46,18 +48,43 @@ TILES = (  # from the largest, which reads least, to the smallest
     Tile(32, 32, 128, 16, 16, 4),
 )
 
-MEASURED: dict[str, dict[tuple, Tile]] = {}  # by architecture, then by `tensor_cores.Product.key`
+# The fastest, a tile for tensor cores, SKINNY or DLIGHT: by architecture, then by `products.Product.key`.
+MEASURED: dict[str, dict[tuple, Tile | str]] = {}
+
+
+def serves(rule: str, key: tuple, arch: str, experimental: bool) -> bool:
+    """Tell whether a rule is to compute a product, rather than dlight.
+
+    The table says it of the products that it has. Others follow those of their dtype and kind, a convolution
+    or not, on the same architecture: a rule serves them if it was the fastest for one of these.
+
+    Args:
+        rule: TENSOR_CORES or SKINNY.
+        key: See `products.Product.key`.
+        arch: A GPU's architecture, such as "sm_90".
+        experimental: Whether a rule serves all products that are not in the table.
+    """
+    table = MEASURED.get(arch, {})
+    if key in table:
+        return _rule(table[key]) == rule
+    alike = {_rule(fastest) for each, fastest in table.items() if (each[0], len(each)) == (key[0], len(key))}
+    return experimental or rule in alike
+
+
+def _rule(fastest: Tile | str) -> str:
+    return TENSOR_CORES if isinstance(fastest, Tile) else fastest
 
 
 def tile_for(key: tuple, arch: str) -> Tile:
     """Return the tile for a product: the measured one, or else the largest of which there are enough.
 
     Args:
-        key: See `tensor_cores.Product.key`.
+        key: See `products.Product.key`.
         arch: A GPU's architecture, such as "sm_90".
     """
-    if key in MEASURED.get(arch, {}):
-        return MEASURED[arch][key]
+    measured = MEASURED.get(arch, {}).get(key)
+    if isinstance(measured, Tile):
+        return measured
     dtype, batch, rows, columns, length = key[:5]
     for tile in TILES:
         if _count(tile, batch, rows, columns) >= _BLOCKS:
