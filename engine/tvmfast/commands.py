@@ -266,7 +266,7 @@ def tracker(
 
 def _cpus(text: str) -> list[int]:
     """Return the numbers of an option such as 0,1; none for an empty one."""
-    if not all(cpu.strip().isdigit() for cpu in text.split(",") if text):
+    if not all(cpu.strip().isdecimal() for cpu in text.split(",") if text):
         raise typer.BadParameter(
             f"expected numbers with commas such as 0,1; got {text!r}", param_hint="--cores"
         )
