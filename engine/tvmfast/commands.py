@@ -129,7 +129,8 @@ def bench(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     if threads or cpus or quota:
-        usable = max(1, min(machine.usable_cores(), int(quota) if quota else machine.usable_cores()))
+        usable = machine.usable_cores()
+        usable = min(usable, max(1, int(quota))) if quota else usable
         set_tvm_threads(usable, threads or min(usable, machine.threads()))  # before TVM starts them
     from .profiling import benchmark  # for speed: --help loads nothing
 
