@@ -14,7 +14,7 @@ from tvmfast.core.data import atomic_path
 from tvmfast.runtime import compiled as runtime
 from tvmfast.runtime import saved
 
-from ..context import apply_best, opt_level, timing_instruments, without_instruments
+from ..context import apply_best, lower_passes, opt_level, timing_instruments, without_instruments
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
 from ..targets import for_build, runs_on
 from . import ir
@@ -45,7 +45,16 @@ def build(
 
 
 def builder(target=None, host=None):
-    """Return a function that compiles `(IRModule, params)` as the current contexts say, also later."""
+    """Return a function that compiles `(IRModule, params)` as the current contexts say, also later.
+
+    Raises:
+        NotImplementedError: They have passes for the loops of kernels, or what `for_build` raises.
+    """
+    if lower_passes():
+        raise NotImplementedError(
+            "relay.build with the option 'tir.add_lower_pass': networks go through tn.build's passes alone; "
+            "leave it out, and give such passes to tvm.lower or tvm.build of a kernel"
+        )
     target = compiler.resolve_target(for_build(target, host), kinds=("llvm", "cuda"))
     records = apply_best.get().lookup(target) if apply_best.get() else None
     level = opt_level()
