@@ -24,6 +24,7 @@ from testing import SEED, sampled
 
 import tvmclassic
 import tvmfast
+from tvmclassic import blas
 from tvmfast import tuning
 from tvmfast.core import data, machine
 from tvmfast.runtime import saved
@@ -197,11 +198,15 @@ def test_disable_takes_back_all_that_enable_did():
     tvmclassic.enable()
     assert tvm.relay.__name__ == "tvm.relay" and state_of_tvm() != before
     enabled = state_of_tvm()
+    product = "tvm.contrib.cblas.matmul"
+    ours = product in blas._registered
+    assert tvm.get_global_func(product)
     tvmclassic.enable()
     assert state_of_tvm() == enabled
     tvmclassic.disable()
     assert state_of_tvm() == before
     tvmclassic.disable()
+    assert (tvm.get_global_func(product, allow_missing=True) is None) == ours
     assert state_of_tvm() == before and not hasattr(tvm, "relay")
     with pytest.raises(ImportError):
         from tvm import relay  # noqa: F401

@@ -77,6 +77,10 @@ def enable() -> None:
 def disable() -> None:
     """Uninstall the old API. Names that scripts have already imported keep working."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, gluon.Finder | _Missing)]
+    if _undo:
+        from . import blas  # for speed: as in enable
+
+        blas.unregister()
     while _undo:
         owner, name, value, was_there = _undo.pop()
         if isinstance(owner, dict):
