@@ -787,6 +787,10 @@ def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, 
             np.testing.assert_array_equal(module.get_output(n).numpy(), rows[2 * n : 2 * n + 2])
         with pytest.raises(NotImplementedError, match="debug executor on a remote device"):
             tvm.contrib.debugger.debug_executor.create(two.get_graph_json(), remote.load_module("halves.so"), dev).run()
+        any_rows = relay.var("rows", shape=(relay.Any(), 2))
+        relay.vm.compile(relay.Function([any_rows], any_rows * 2.0), "llvm").lib.save(str(tmp_path / "parts.so"))
+        with pytest.raises(NotImplementedError, match="remote.upload: a program with branches"):
+            remote.upload(str(tmp_path / "parts.so"))
     assert "saving param" not in capfd.readouterr().out
 
 

@@ -198,8 +198,8 @@ _LOAD_TODAY = tvm.runtime.load_module
 
 
 def load_module(path, fmt=""):
-    """`tvm.module.load` and `tvm.runtime.load_module`: load a library of `relay.build` or of current TVM."""
-    return build.load_module(path, fmt, _LOAD_TODAY)
+    """`tvm.module.load`, `tvm.runtime.load_module`: load a library of Relay's builds or of current TVM."""
+    return vm.load_module(path, fmt, _LOAD_TODAY)
 
 
 def download_testdata(url: str, relpath: str, module=None, overwrite: bool = False) -> str:
