@@ -82,6 +82,12 @@ def test_the_names_of_tvm_0_5():
     k = tvm.reduce_axis((0, 5), "k")
     total = tvm.compute((3,), lambda i: tvm.sum(a[i + k], axis=k))
     assert te.create_schedule(total.op)[total].op.reduce_axis[0].dom.extent == 5
+    m = te.size_var("m")
+    c = tvm.placeholder((m,), name="C")
+    at = lambda i: tvm.floordiv(i, 2) * 2 + tvm.floormod(i, 2)  # noqa: E731
+    d = tvm.compute((m,), lambda i: tvm.max(tvm.min_value("float32"), c[at(i)] + tvm.sin(c[i])), name="D")
+    tvm.build(tvm.create_schedule(d.op), [c, d], "llvm")(tvm.nd.array(x), out)
+    close(out.asnumpy(), f64(x) + np.sin(f64(x)), 4)
 
 
 def test_tvm_tir_is_tirx():
