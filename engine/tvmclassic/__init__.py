@@ -19,6 +19,7 @@ blas            `tvm.contrib.cblas` with NumPy's BLAS
 expressions     `te.extern`, `te.scan`, `te.decl_tensor_intrin`
 runtime         compiled modules with their old methods
 tir             functors of TensorIR, the IR builder, rules for intrinsics
+topi_schedules  `topi.generic` and `topi.x86`
 struct_info     Relax's struct info
 remote          sessions with other machines, and graph executors there
 modules         the old modules that `enable` installs

@@ -11,7 +11,7 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import auto_scheduler, autotvm, graph_executor, remote, script, targets, tir
+from . import auto_scheduler, autotvm, graph_executor, remote, script, targets, tir, topi_schedules
 from .relay import build, frontend, functor, ir, ops, quantize, rewrites, sparsity, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
@@ -139,6 +139,7 @@ def spaces() -> dict[str, dict]:
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **te_names.spaces(),
         "topi": _public("tvm.topi"),
+        **topi_schedules.NAMESPACES,
         **script.spaces(),
         **tir.spaces(),
         **autotvm.NAMESPACES,
