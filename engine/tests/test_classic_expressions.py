@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from agreement import close
-from old_api import enabled  # noqa: F401 (a fixture)
+from old_api import Module, enabled  # noqa: F401 (a fixture)
 from test_classic_te import addition, chain, f64, loops, values
 from tvm import te
 
@@ -362,6 +362,27 @@ def test_passes_of_ones_own_see_the_loops_that_are_lowered():
         (z,) = call(s, [a, b, c], [x, y], [(64,)])
     np.testing.assert_array_equal(z, x + y)
     assert loops(s, [a, b, c]) == chain("64")
+
+
+def test_networks_take_no_passes_of_ones_own():
+    @tvm.tir.transform.prim_func_pass(opt_level=0)
+    def same(func, _mod, _ctx):
+        return func
+
+    relay = Module()
+    x, n = relay.var("x", shape=(4,)), relay.var("n", shape=(), dtype="int32")
+    mod = tvm.IRModule.from_expr(relay.Function([x], x + x))
+    branch = relay.Function([x, n], relay.If(relay.less(n, relay.const(1)), x, x + x))
+    with tvm.transform.PassContext(opt_level=3, config={"tir.add_lower_pass": [(1, same)]}):
+        for build in (
+            lambda: relay.build(mod, "llvm"),
+            lambda: relay.vm.compile(branch, "llvm"),
+            lambda: relay.create_executor("graph", mod, target="llvm").evaluate(),
+        ):
+            with pytest.raises(NotImplementedError, match="relay.build with the option 'tir.add_lower_pass'"):
+                build()
+    with tvm.transform.PassContext(opt_level=3, config={"tir.add_lower_pass": []}):
+        assert relay.build(mod, "llvm")
 
 
 def test_functors():

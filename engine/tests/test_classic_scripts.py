@@ -24,6 +24,7 @@ from testing import SEED, sampled
 
 import tvmclassic
 import tvmfast
+from tvmclassic import blas
 from tvmfast import tuning
 from tvmfast.core import data, machine
 from tvmfast.runtime import saved
@@ -197,11 +198,15 @@ def test_disable_takes_back_all_that_enable_did():
     tvmclassic.enable()
     assert tvm.relay.__name__ == "tvm.relay" and state_of_tvm() != before
     enabled = state_of_tvm()
+    product = "tvm.contrib.cblas.matmul"
+    ours = product in blas._registered
+    assert tvm.get_global_func(product)
     tvmclassic.enable()
     assert state_of_tvm() == enabled
     tvmclassic.disable()
     assert state_of_tvm() == before
     tvmclassic.disable()
+    assert (tvm.get_global_func(product, allow_missing=True) is None) == ours
     assert state_of_tvm() == before and not hasattr(tvm, "relay")
     with pytest.raises(ImportError):
         from tvm import relay  # noqa: F401
@@ -243,6 +248,10 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
         ("target.datatype", r"tvm\.target\.datatype: custom datatypes are no longer in TVM"),
         ("micro", r"microTVM was dropped in TVM 0\.\d+"),
         ("te.hybrid", r"tvm\.te\.hybrid: hybrid script was dropped"),
+        ("te.SpecializedCondition", "TensorIR has no schedules under a condition"),
+        ("te.schedule.InferBound", r"tvm\.te\.schedule\.InferBound: bounds are inferred when"),
+        ("auto_scheduler.LayoutRewriteOption", r"tvm\.auto_scheduler\.LayoutRewriteOption: weights of a task stay"),
+        ("auto_scheduler.task_scheduler.PrintTableInfo", "read that with auto_scheduler.load_records"),
         ("target.mali", r"no tvm\.target\.mali"),
         ("contrib.pipeline_executor", r"tvm\.contrib\.pipeline_executor: the pipeline executor was dropped"),
         ("contrib.graph_exectuor", "near names: graph_executor"),
@@ -783,6 +792,10 @@ def test_a_graph_executor_runs_on_a_remote_device(enabled, small_lib, tmp_path, 
             np.testing.assert_array_equal(module.get_output(n).numpy(), rows[2 * n : 2 * n + 2])
         with pytest.raises(NotImplementedError, match="debug executor on a remote device"):
             tvm.contrib.debugger.debug_executor.create(two.get_graph_json(), remote.load_module("halves.so"), dev).run()
+        any_rows = relay.var("rows", shape=(relay.Any(), 2))
+        relay.vm.compile(relay.Function([any_rows], any_rows * 2.0), "llvm").lib.save(str(tmp_path / "parts.so"))
+        with pytest.raises(NotImplementedError, match="remote.upload: a program with branches"):
+            remote.upload(str(tmp_path / "parts.so"))
     assert "saving param" not in capfd.readouterr().out
 
 

@@ -9,7 +9,7 @@ from agreement import close
 from emulated_gpu import emulate
 from old_api import enabled  # noqa: F401 (a fixture)
 from test_classic_te import addition, chain, f64, loops, matmul, nest, run_script, script_of, values
-from tvm import te
+from tvm import te, topi
 
 from tvmclassic.te.stage import ScheduleError, Unsupported
 
@@ -82,6 +82,12 @@ def test_the_names_of_tvm_0_5():
     k = tvm.reduce_axis((0, 5), "k")
     total = tvm.compute((3,), lambda i: tvm.sum(a[i + k], axis=k))
     assert te.create_schedule(total.op)[total].op.reduce_axis[0].dom.extent == 5
+    m = te.size_var("m")
+    c = tvm.placeholder((m,), name="C")
+    at = lambda i: tvm.floordiv(i, 2) * 2 + tvm.floormod(i, 2)  # noqa: E731
+    d = tvm.compute((m,), lambda i: tvm.max(tvm.min_value("float32"), c[at(i)] + tvm.sin(c[i])), name="D")
+    tvm.build(tvm.create_schedule(d.op), [c, d], "llvm")(tvm.nd.array(x), out)
+    close(out.asnumpy(), f64(x) + np.sin(f64(x)), 4)
 
 
 def test_tvm_tir_is_tirx():
@@ -471,3 +477,41 @@ def test_a_stage_whose_loops_are_split_is_not_inlined():
 def test_a_variable_says_its_dtype():
     assert (te.var("n").dtype, te.var("x", "float32").dtype) == ("int32", "float32")
     assert tvm.tir.decl_buffer((3,), "int8").dtype == "int8"
+
+
+# ---------------------------------------------------------------- schedules of TOPI
+
+
+def kinds_of(loops_found):
+    """The kinds of all loops in a nest."""
+    return {kind for kind, _, _ in loops_found} | {k for _, _, inside in loops_found for k in kinds_of(inside)}
+
+
+def test_a_schedule_of_topi_for_cpus():
+    from tvm.topi import generic, x86
+
+    x, w = te.placeholder((1, 4, 16, 64), name="x"), te.placeholder((8, 4, 3, 3), name="w")
+    conv = topi.nn.conv2d_nchw(x, w, 1, 1, 1)
+    out = topi.nn.relu(conv)
+    image, weight, got = values(1, 4, 16, 64), values(8, 4, 3, 3), tvm.nd.empty((1, 8, 16, 64))
+    padded = np.pad(f64(image), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    wanted = np.maximum(np.einsum("nchwij,ocij->nohw", windows, f64(weight)), 0)
+    with tvm.target.Target("llvm"):
+        s = x86.schedule_conv2d_nchw([out])
+    assert kinds_of(loops(s, [x, w, out])) >= {"parallel", "vectorized"}
+    tvm.build(s, [x, w, out], "llvm", name="conv")(tvm.nd.array(image), tvm.nd.array(weight), got)
+    close(got.numpy(), wanted, 36, scale=np.abs(weight).sum((1, 2, 3)).max() * np.abs(image).max())
+
+    a = te.placeholder((6, 32), name="a")
+    total = topi.sum(topi.exp(a), axis=1)
+    rows, sums = values(6, 32), tvm.nd.empty((6,))
+    tvm.build(generic.schedule_reduce(total), [a, total], "llvm")(tvm.nd.array(rows), sums)
+    close(sums.numpy(), np.exp(f64(rows)).sum(1), 32 + 4, scale=np.exp(f64(rows)).sum(1))
+    refused = pytest.raises(NotImplementedError, match="topi: schedules for GPUs were dropped; tvm.s_tir.dlight")
+    with refused, tvm.target.Target("cuda"):
+        generic.schedule_injective(total)
+    with pytest.raises(Unsupported, match="topi: the stage of .*begin with te.create_schedule"):
+        s[out]
+    with pytest.raises(TypeError, match="expected tensors of te or topi; got 3"):
+        generic.schedule_injective(3)

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import sys
 
 import numpy as np
@@ -10,7 +11,9 @@ import tvm
 from agreement import close
 from old_api import Module, enabled  # noqa: F401 (a fixture)
 
-from tvmclassic.relay import machine
+from tvmclassic.relay import build, machine
+from tvmclassic.relay import vm as vm_file
+from tvmfast.runtime.saved import pack
 
 relay, nn = Module(), Module("tvm.relay.nn")
 
@@ -109,8 +112,6 @@ def test_any_dims_are_those_that_come():
     assert len(vm._exec._machine.networks) == 2, "a network for each shape"
     with pytest.raises(ValueError, match=r"input 'x': expected Tensor\[\(\?, 6\), float32\], got .*\(2, 5\)"):
         vm.run(normal(2, 5))
-    with pytest.raises(NotImplementedError, match="relay.Any.*compiled in parts"):
-        vm._exec.save()
     assert "%x: Tensor[(?, 6), float32]" in str(mod)
     assert mod["main"].ret_type.shape[1] == 4
 
@@ -415,6 +416,98 @@ def test_the_same_expression_in_two_functions_has_two_values():
     # The same without a branch, which is compiled at once.
     close(machine_of(relay.Function([x], relay.Call(inner, [shared]) + shared)).run(m).numpy(),
           double(m) ** 4 + double(m) ** 2, 4)  # fmt: skip
+
+
+# ---------------------------------------------------------------- programs in files
+
+
+def saved(program, folder, params=None, ending="so"):
+    """Save a program and load it again, as scripts do: a machine of it, from files only."""
+    code, lib = relay.vm.compile(program, target="llvm", params=params).save()
+    lib.export_library(str(folder / f"lib.{ending}"))
+    (folder / "code.ro").write_bytes(code)
+    loaded = tvm.runtime.load_module(str(folder / f"lib.{ending}"))
+    exe = tvm.runtime.vm.Executable.load_exec(bytearray((folder / "code.ro").read_bytes()), loaded)
+    return tvm.runtime.vm.VirtualMachine(exe, tvm.cpu())
+
+
+@pytest.mark.parametrize("ending", ["so", "tar"])
+def test_a_program_with_branches_and_a_loop_is_saved(tmp_path, ending):
+    i, h, w = (
+        relay.var("i", shape=(), dtype="int32"),
+        relay.var("h", shape=(relay.Any(), 4)),
+        relay.var("w", shape=(4, 4)),
+    )
+    loop = relay.loops.while_loop(
+        lambda i, h: relay.less(i, relay.const(3)),
+        [i, relay.var("state", shape=(relay.Any(), 4))],
+        lambda i, h: [i + relay.const(1), relay.tanh(nn.dense(h, w))],
+    )
+    x, flag = relay.var("x", shape=(relay.Any(), 4)), relay.var("flag", shape=(), dtype="bool")
+    mod = tvm.IRModule()
+    name = relay.GlobalVar("halved")
+    mod[name] = relay.Function([h], relay.split(h, 2, axis=1)[1] * 0.5)
+    rows = relay.reshape(relay.TupleGetItem(loop(relay.const(0), x), 1), newshape=(-1, 4))
+    mod["main"] = relay.Function([flag, x, w], relay.Tuple([relay.If(flag, rows, relay.exp(x)), name(x)]))
+    weight = normal(4, 4) / 4
+    vm = saved(mod, tmp_path, {"w": weight}, ending)
+    assert vm._exec.get_function_params("main") == ["flag", "x"] and vm._exec.globals == ["halved", "main"]
+    for count in (2, 3):
+        a = normal(count, 4)
+        wanted = double(a)
+        for _ in range(3):
+            wanted = np.tanh(wanted @ double(weight).T)
+        taken, half = (each.numpy() for each in vm.run(np.asarray(True), a))
+        close(taken, wanted, 3 * (4 + 4), scale=1)
+        close(half, double(a)[:, 2:] / 2)
+        close(vm.run(np.asarray(False), a)[0].numpy(), np.exp(double(a)), 4)
+    with pytest.raises(ValueError, match=r"input 'x': expected Tensor\[\(\?, 4\), float32\]"):
+        vm.run(np.asarray(True), normal(2, 5))
+    again = tvm.runtime.vm.VirtualMachine(tvm.runtime.load_module(str(tmp_path / f"lib.{ending}")), tvm.cpu())
+    close(again.invoke("halved", a).numpy(), double(a)[:, 2:] / 2)
+
+
+def test_a_saved_program_is_compiled_as_it_was_to_be(tmp_path):
+    qnn = importlib.import_module("tvm.relay.qnn.op")
+    q = relay.var("q", shape=(relay.Any(),), dtype="int32")
+    parts = relay.const(0.5), relay.const(0), relay.const(1.0), relay.const(0)
+    function = relay.Function([q], qnn.requantize(q, *parts, out_dtype="int32"))
+    with qnn.requantize_config(rounding="TONEAREST"), tvm.transform.PassContext(opt_level=1):
+        vm = saved(function, tmp_path)
+    np.testing.assert_array_equal(vm.run(np.arange(-3, 4, dtype="int32")).numpy(), [-2, -1, -1, 0, 1, 1, 2])
+    assert [each.compiled.opt_level for each in vm._exec._machine.networks.values()] == [1]
+
+
+def test_functions_as_values_and_computed_attributes_are_saved(tmp_path):
+    x, y, k = (relay.var(name, shape=(3,)) for name in "xyk")
+    flag, count = relay.var("flag", shape=(), dtype="bool"), relay.var("count", shape=(), dtype="int32")
+    f, add, scale = relay.var("f"), relay.Function([x], x + k), relay.Function([x], x * k)
+    numbers = relay.arange(relay.const(0), count, relay.const(1), dtype="int32")
+    body = relay.Let(f, relay.If(flag, add, scale), relay.Tuple([relay.Call(f, [relay.Call(f, [y])]), numbers]))
+    vm = saved(relay.Function([flag, y, k, count], body), tmp_path)
+    a, b = normal(3), normal(3) + 2
+    for taken, wanted in ((True, double(a) + 2 * double(b)), (False, double(a) * double(b) ** 2)):
+        value, numbers = vm.run(np.asarray(taken), a, b, scalar(4))
+        close(value.numpy(), wanted, 2)
+        np.testing.assert_array_equal(numbers.numpy(), np.arange(4))
+
+
+def test_a_file_that_is_no_program_is_refused(tmp_path):
+    x = relay.var("x", shape=(relay.Any(),))
+    file = tmp_path / "lib.so"
+    relay.vm.compile(relay.Function([x], x + x), "llvm").lib.save(str(file))
+    parts = build.unpack(file, vm_file._PARTS)
+    data = json.loads(parts["program.json"])
+    data["expressions"][1][1] = "os.system"
+    changed = {"program.json": json.dumps(data).encode(), "arrays.bin": parts["arrays.bin"]}
+    file.unlink()
+    pack(file, changed.items())
+    with pytest.raises(ValueError, match="a program as exe.save.. gives it; it is damaged"):
+        tvm.runtime.load_module(str(file))
+    profiler = importlib.import_module("tvm.runtime.profiler_vm").VirtualMachineProfiler
+    exe = relay.vm.compile(relay.Function([x], x + x), "llvm")
+    with pytest.raises(NotImplementedError, match="profile: a program with branches"):
+        profiler(exe, tvm.cpu()).profile(normal(3))
 
 
 # ---------------------------------------------------------------- executors and errors

@@ -19,6 +19,7 @@ blas            `tvm.contrib.cblas` with NumPy's BLAS
 expressions     `te.extern`, `te.scan`, `te.decl_tensor_intrin`
 runtime         compiled modules with their old methods
 tir             functors of TensorIR, the IR builder, rules for intrinsics
+topi_schedules  `topi.generic` and `topi.x86`
 struct_info     Relax's struct info
 remote          sessions with other machines, and graph executors there
 modules         the old modules that `enable` installs
@@ -77,6 +78,10 @@ def enable() -> None:
 def disable() -> None:
     """Uninstall the old API. Names that scripts have already imported keep working."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, gluon.Finder | _Missing)]
+    if _undo:
+        from . import blas  # for speed: as in enable
+
+        blas.unregister()
     while _undo:
         owner, name, value, was_there = _undo.pop()
         if isinstance(owner, dict):

@@ -2,13 +2,24 @@
 
 import numpy as np
 import tvm
+import tvm_ffi
+
+_NAMES = tuple(f"tvm.contrib.cblas.{name}" for name in ("matmul", "batch_matmul"))
+_registered: list[str] = []
 
 
 def register() -> None:
     """Register the functions that TVM does not have."""
-    for name in ("matmul", "batch_matmul"):
-        if tvm.get_global_func(f"tvm.contrib.cblas.{name}", allow_missing=True) is None:
-            tvm.register_global_func(f"tvm.contrib.cblas.{name}", _matmul)
+    for name in _NAMES:
+        if tvm.get_global_func(name, allow_missing=True) is None:
+            tvm.register_global_func(name, _matmul)
+            _registered.append(name)
+
+
+def unregister() -> None:
+    """Remove what `register` has registered."""
+    while _registered:
+        tvm_ffi.remove_global_func(_registered.pop())
 
 
 def _matmul(a, b, c, a_transposed, b_transposed) -> None:

@@ -11,7 +11,7 @@ from tvm.contrib.download import download
 
 from tvmfast.core import data
 
-from . import auto_scheduler, autotvm, graph_executor, remote, script, targets, tir
+from . import auto_scheduler, autotvm, graph_executor, remote, script, targets, tir, topi_schedules
 from .relay import build, frontend, functor, ir, ops, quantize, rewrites, sparsity, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
@@ -139,6 +139,7 @@ def spaces() -> dict[str, dict]:
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},
         **te_names.spaces(),
         "topi": _public("tvm.topi"),
+        **topi_schedules.NAMESPACES,
         **script.spaces(),
         **tir.spaces(),
         **autotvm.NAMESPACES,
@@ -198,8 +199,8 @@ _LOAD_TODAY = tvm.runtime.load_module
 
 
 def load_module(path, fmt=""):
-    """`tvm.module.load` and `tvm.runtime.load_module`: load a library of `relay.build` or of current TVM."""
-    return build.load_module(path, fmt, _LOAD_TODAY)
+    """`tvm.module.load`, `tvm.runtime.load_module`: load a library of Relay's builds or of current TVM."""
+    return vm.load_module(path, fmt, _LOAD_TODAY)
 
 
 def download_testdata(url: str, relpath: str, module=None, overwrite: bool = False) -> str:

@@ -26,7 +26,7 @@ from tvmfast.runtime.compiled import Compiled
 from tvmfast.tuning import server
 
 from . import targets
-from .relay import build
+from .relay import build, vm
 
 _uploaded: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by session: parts of libraries by name
 
@@ -100,7 +100,7 @@ def patches() -> list[tuple[object, str, object]]:
 
     def load_here(self, path):
         """Load a library of relay.build or of current TVM in a session that runs in this process."""
-        return build.load_module(self._temp.relpath(path), original=lambda _: load(self, path))
+        return vm.load_module(self._temp.relpath(path), original=lambda _: load(self, path))
 
     def load_there(self, path):
         """Load a library of relay.build or of current TVM on the session's machine."""
@@ -111,8 +111,15 @@ def patches() -> list[tuple[object, str, object]]:
 
     def upload_code(self, data, target=None):
         """Upload a file, or of a library of relay.build its machine code."""
-        parts = build.parts_of(data) if isinstance(data, str | os.PathLike) else {}
-        if isinstance(self, local) or not parts:
+        if isinstance(self, local) or not isinstance(data, str | os.PathLike):
+            return upload(self, data, target)
+        if vm.ProgramLibrary.load(data):
+            raise NotImplementedError(
+                "remote.upload: a program with branches, recursion or relay.Any() is compiled in the process "
+                "that runs it; copy the file to the other machine and run the script there"
+            )
+        parts = build.parts_of(data)
+        if not parts:
             return upload(self, data, target)
         if json.loads(parts["manifest.json"])["target"]["kind"] == "cuda":
             raise NotImplementedError(

@@ -11,6 +11,7 @@ transform      `relay.transform`: passes
 rewrites       the passes that Relax lacks
 build          `relay.build` and its library
 vm             `relay.vm`, its executables, `relay.create_executor`
+programs       programs as data, for files
 machine        the virtual machine: branches, recursion, dims of any length
 quantize       `relay.quantize`: networks of float32 as such of int8
 sparsity       `relay.data_dep_optimization`: sparse weights

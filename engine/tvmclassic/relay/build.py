@@ -14,7 +14,7 @@ from tvmfast.core.data import atomic_path
 from tvmfast.runtime import compiled as runtime
 from tvmfast.runtime import saved
 
-from ..context import apply_best, opt_level, timing_instruments, without_instruments
+from ..context import apply_best, lower_passes, opt_level, timing_instruments, without_instruments
 from ..graph_executor import GraphModule, GraphModuleDebug, graph_json, params_of
 from ..targets import for_build, runs_on
 from . import ir
@@ -45,7 +45,16 @@ def build(
 
 
 def builder(target=None, host=None):
-    """Return a function that compiles `(IRModule, params)` as the current contexts say, also later."""
+    """Return a function that compiles `(IRModule, params)` as the current contexts say, also later.
+
+    Raises:
+        NotImplementedError: They have passes for the loops of kernels, or what `for_build` raises.
+    """
+    if lower_passes():
+        raise NotImplementedError(
+            "relay.build with the option 'tir.add_lower_pass': networks go through tn.build's passes alone; "
+            "leave it out, and give such passes to tvm.lower or tvm.build of a kernel"
+        )
     target = compiler.resolve_target(for_build(target, host), kinds=("llvm", "cuda"))
     records = apply_best.get().lookup(target) if apply_best.get() else None
     level = opt_level()
@@ -163,7 +172,7 @@ def load_module(path, fmt: str = "", original=None):
     if not file.is_file():
         raise ValueError(f"File {path} does not exist; expected a library that export_library wrote")
     with tempfile.TemporaryDirectory() as folder:
-        parts = _unpack(file)
+        parts = unpack(file)
         if "manifest.json" not in parts:
             if original is None:
                 raise ValueError(f"{path} is not a library that export_library wrote here")
@@ -175,22 +184,22 @@ def load_module(path, fmt: str = "", original=None):
 
 def parts_of(path) -> dict[str, bytes]:
     """Return the files in a library of `export_library`, by name; {} for any other file."""
-    parts = _unpack(Path(path)) if Path(path).is_file() else {}
+    parts = unpack(Path(path)) if Path(path).is_file() else {}
     return parts if "manifest.json" in parts else {}
 
 
 _PARTS = (*saved.FILES, "manifest.json")  # library first
 
 
-def _unpack(file: Path) -> dict[str, bytes]:
-    """Return the parts of a saved network in a file of `export_library`, by name; {} if it is no archive."""
+def unpack(file: Path, names=_PARTS) -> dict[str, bytes]:
+    """Return the parts of an archive that have these names, as of `export_library`; {} if it is none."""
     if tarfile.is_tarfile(file):
         with tarfile.open(file) as archive:
-            return {name: archive.extractfile(name).read() for name in _PARTS if name in archive.getnames()}
+            return {name: archive.extractfile(name).read() for name in names if name in archive.getnames()}
     if not zipfile.is_zipfile(file):
         return {}
     with zipfile.ZipFile(file) as archive:
-        parts = {name: archive.read(name) for name in _PARTS if name in archive.namelist()}
+        parts = {name: archive.read(name) for name in names if name in archive.namelist()}
     if "manifest.json" in parts:
         parts["lib.so"] = file.read_bytes()[: json.loads(parts["manifest.json"])["files"]["lib.so"]["size"]]
     return parts

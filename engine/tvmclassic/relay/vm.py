@@ -3,29 +3,35 @@
     exe = relay.vm.compile(mod, target="llvm", params=params)
     result = tvm.runtime.vm.VirtualMachine(exe, tvm.cpu()).invoke("main", x)
 
-A program without branches, and with a number for each axis, is compiled at once, and can be saved. Others
-run in parts: see `machine`.
+A program without branches, and with a number for each axis, is compiled at once, and saved as machine code.
+Others run in parts (see `machine`), and are saved as programs.
 """
 
 import contextlib
 import contextvars
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import tvm
 from tvm.runtime import vm as today
 
+from tvmfast.core import machine as this_machine
+from tvmfast.core.data import atomic_path
 from tvmfast.core.specs import dtype_of, require_dense
+from tvmfast.runtime import saved
 from tvmfast.runtime.tensors import contiguous
 
 from ..context import opt_level
 from ..graph_executor import GraphModule, GraphModuleDebug, Report, params_of, timed
-from ..targets import runs_on
-from . import ir
-from .build import ExecutorFactoryModule, build, builder
+from ..targets import for_build, runs_on
+from . import ir, programs
+from .build import ExecutorFactoryModule, build, builder, unpack
+from .build import load_module as load_network
 from .lower import UnknownType, Unservable, is_static, to_relax
 from .machine import Closure, Machine
+from .ops import qnn
 from .ty import TensorType, TupleType
 
 _TODAY = today.VirtualMachine
@@ -38,14 +44,15 @@ _FORMAT = "tvmclassic vm 1"  # of the code that `Executable.save` returns
 class Executable:
     """The result of `relay.vm.compile`: a program, and its library if it could be compiled at once."""
 
-    def __init__(self, functions: dict, compiled=None, weights=None, library=None):
+    def __init__(self, functions: dict, compiled=None, weights=None, library=None, settings=None):
         self._functions, self._library = functions, library
+        self._settings = settings or {}  # of the build, to be saved
         self._machine = Machine(functions, compiled, weights or {})
 
     @staticmethod
     def load_exec(bytecode, lib) -> "Executable":
         """Return what `save` has written. Raises ValueError for other code, TypeError for another library."""
-        if not isinstance(lib, ExecutorFactoryModule):
+        if not isinstance(lib, ExecutorFactoryModule | ProgramLibrary):
             raise TypeError(f"load_exec: expected a library of exe.save(), got {type(lib).__name__}")
         try:
             is_ours = json.loads(bytes(bytecode))["format"] == _FORMAT
@@ -55,22 +62,16 @@ class Executable:
             raise ValueError(
                 "load_exec: expected the code that exe.save() returned; compile the program again"
             )
-        return Executable({}, library=lib)
+        return _executable(lib)
 
-    def save(self) -> tuple[bytearray, ExecutorFactoryModule]:
+    def save(self) -> tuple[bytearray, "ExecutorFactoryModule | ProgramLibrary"]:
         """Return `(code, lib)`: bytes, and a library to write by `lib.export_library`."""
         return bytearray(json.dumps({"format": _FORMAT}).encode()), self.lib
 
     @property
-    def lib(self) -> ExecutorFactoryModule:
-        """The library. Raises Unservable for a program that is compiled in parts."""
-        if self._library is None:
-            raise Unservable(
-                "a program with branches, recursion or relay.Any() is compiled in parts, when they run, and "
-                "has no library to save: compile it where it runs, or give each axis a number and choose "
-                "branches in Python"
-            )
-        return self._library
+    def lib(self) -> "ExecutorFactoryModule | ProgramLibrary":
+        """The library: machine code, or of a program that is compiled in parts the program."""
+        return ProgramLibrary(self) if self._library is None else self._library
 
     mod = module = lib
 
@@ -113,6 +114,62 @@ class Executable:
         return outputs if self._library.compiled.graph["tuple"] else outputs[0]
 
 
+class ProgramLibrary:
+    """The library of a program that is compiled in parts: the program itself and its weights, for a file.
+
+    There is no machine code in it. What lies between branches is compiled where it was loaded, when it runs.
+    """
+
+    def __init__(self, exe: Executable):
+        self.exe = exe
+
+    def export_library(self, file_name, *_args, **_options) -> None:
+        """Write the program to a file, of any ending; `tvm.runtime.load_module` reads it."""
+        data, arrays = programs.dump(self.exe._functions, self.exe._machine.weights)
+        text = json.dumps({"format": _FORMAT, **self.exe._settings, **data})
+        parts = zip(_PARTS, (text.encode(), bytes(tvm.runtime.save_param_dict(arrays))), strict=True)
+        with atomic_path(file_name) as part:
+            saved.pack(part, parts, Path(file_name).suffix == ".tar")
+
+    save = export_library
+
+    @staticmethod
+    def load(path) -> "ProgramLibrary | None":
+        """Return the program in a file of `export_library`, None for another file; ValueError if damaged."""
+        parts = unpack(Path(path), _PARTS) if Path(path).is_file() else {}
+        if not all(name in parts for name in _PARTS):
+            return None
+        data = json.loads(parts[_PARTS[0]])
+        if data.get("format") != _FORMAT:
+            raise ValueError(f"{path}: a program of another version; compile it again, and save it")
+        functions, weights = programs.load(data, dict(tvm.runtime.load_param_dict(parts[_PARTS[1]]).items()))
+        settings = {name: data[name] for name in ("target", "opt_level", "requantize")}
+        target = settings["target"] and tvm.target.Target(settings["target"])
+        with (
+            qnn.requantize_config(*settings["requantize"]),
+            tvm.transform.PassContext(opt_level=settings["opt_level"]),
+        ):
+            return ProgramLibrary(Executable(functions, builder(target), weights, settings=settings))
+
+
+_PARTS = ("program.json", "arrays.bin")  # of a file of `ProgramLibrary`
+
+
+def load_module(path, fmt: str = "", original=None):
+    """`build.load_module`, which also reads a program that `ProgramLibrary` wrote."""
+    return ProgramLibrary.load(path) or load_network(path, fmt, original)
+
+
+def _executable(library: ExecutorFactoryModule | ProgramLibrary) -> Executable:
+    return library.exe if isinstance(library, ProgramLibrary) else Executable({}, library=library)
+
+
+def _settings(target) -> dict:
+    """Return what of the current contexts, beside a target, changes the code of a program."""
+    described = target and json.loads(this_machine.target_json(target))  # None: where it is loaded
+    return {"target": described, "opt_level": opt_level(), "requantize": qnn.requantize_configured()}
+
+
 def compile(mod, target=None, target_host=None, params=None) -> Executable:
     """`relay.vm.compile`: compile a program for the virtual machine, at the opt level of the `PassContext`.
 
@@ -137,8 +194,9 @@ def compile(mod, target=None, target_host=None, params=None) -> Executable:
         param: ir.Constant(arrays[param.name_hint]) for param in whole.params if param.name_hint in arrays
     }
     functions["main"] = ir.Function([param for param in whole.params if param not in weights], whole.body)
-    compiled = builder(target, target_host)
-    exe = Executable(functions, compiled, weights)
+    target = for_build(target, target_host)
+    compiled, settings = builder(target), _settings(target)
+    exe = Executable(functions, compiled, weights, settings=settings)
     typed = [param.type_annotation for param in functions["main"].params]
     if None not in typed:
         with contextlib.suppress(UnknownType):
@@ -189,12 +247,12 @@ class VirtualMachine:
 
     def __new__(cls, exe, *args, **kwargs):
         """Create a machine of this class for Relay's programs, else TVM's."""
-        if isinstance(exe, Executable | ExecutorFactoryModule):
+        if isinstance(exe, Executable | ExecutorFactoryModule | ProgramLibrary):
             return super().__new__(cls)
         return _TODAY(exe, *args, **kwargs)
 
     def __init__(self, exe, device=None, memory_cfg=None):
-        self._exec = exe if isinstance(exe, Executable) else Executable({}, library=exe)
+        self._exec = exe if isinstance(exe, Executable) else _executable(exe)
         self._device = (device[0] if isinstance(device, list | tuple) else device) or tvm.cpu()
         if self._exec._library is not None:
             runs_on(self._exec._library.compiled, self._device)
@@ -312,6 +370,11 @@ class VirtualMachineProfiler(VirtualMachine):
     def profile(self, *args, func_name="main", collectors=None, number=3, **kwargs) -> Report:
         """Profile `number` runs of a program that was compiled at once."""
         library = self._exec.lib
+        if isinstance(library, ProgramLibrary):
+            raise Unservable(
+                "profile: a program with branches, recursion or relay.Any() is compiled in parts, in a run: "
+                "time it as a whole, by benchmark"
+            )
         module = GraphModuleDebug(library.compiled)
         names = self._exec.get_function_params(func_name)
         return module.profile(

@@ -11,7 +11,8 @@ from .stage import Stage
 _OF_TE = "var const placeholder compute thread_axis reduce_axis comm_reducer tag_scope"
 _OF_TIR = (
     "all any sum max min exp tanh sigmoid log sqrt floor ceil trunc round abs power popcount if_then_else "
-    "decl_buffer call_packed call_extern"
+    "decl_buffer call_packed call_extern call_pure_extern min_value max_value erf cos sin log2 rsqrt "
+    "nearbyint isnan fmod div indexdiv indexmod truncdiv truncmod floordiv floormod"
 )
 _MODULES = "analysis buffer expr function op stmt transform"
 
@@ -20,6 +21,8 @@ def patches() -> list[tuple[object, str, object]]:
     """List the attributes to set, as (object, attribute name, value)."""
     return [
         (te, "create_schedule", create_schedule),
+        (te, "size_var", te.var),
+        (tvm, "size_var", te.var),
         (tvm, "create_schedule", create_schedule),
         (tvm, "lower", build.lower),
         (tvm, "build", build.build),

@@ -41,6 +41,11 @@ def requantize_config(rounding: str = "UPWARD", compute_dtype: str = "int64") ->
         _config.reset(token)
 
 
+def requantize_configured() -> tuple[str, str]:
+    """Return the rounding and the dtype that `requantize_config` has set."""
+    return _config.get()
+
+
 # ---------------------------------------------------------------- parameters and steps
 
 
