@@ -5,7 +5,9 @@ decomposed. tests/test_import_pytorch.py compares each one with PyTorch.
 """
 
 import functools
+import itertools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +208,22 @@ def _select(x: Tensor, dim: int, index: int) -> Tensor:
     """Count a negative index from the end; TVM uses it as it is, and reads outside the array."""
     start = index % x.shape[dim]
     return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
+
+
+def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """Begin an empty slice at 0: TVM fails on one that ends before it begins."""
+    if not all(each is None or isinstance(each, int) for each in (start, end, x.shape[dim])):
+        return NotImplemented
+    first, last, _ = slice(start, end).indices(x.shape[dim])
+    return NotImplemented if first <= last else aten.slice.Tensor(x, dim, 0, 0)
+
+
+def _split(x: Tensor, sizes: list[int], dim: int = 0) -> Any:
+    """Slice, where a part is empty, which TVM allows of the last one alone."""
+    if not all(isinstance(size, int) for size in sizes) or all(sizes):
+        return NotImplemented
+    ends = itertools.accumulate(sizes)
+    return [aten.slice.Tensor(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _view(x: Tensor, shape: list[int]) -> Any:
@@ -586,6 +604,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.pow.Tensor_Scalar: _pow,
     aten.isfinite.default: _isfinite,
     aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.split_with_sizes.default: _split,
     aten.view.default: _view,
     aten.cat.default: _cat,
     aten.select_scatter.default: select_scatter,
