@@ -321,7 +321,7 @@ def _scatter_reduce(c: Call) -> relax.Expr:
     reduce = c.inputs[4]
     how = {"prod": "mul", "amax": "max", "amin": "min"}.get(reduce)
     if how is None or not c.node.kwargs.get("include_self", True):
-        raise ValueError(f"scatter_reduce {reduce!r} of integers")
+        raise ValueError(f"scatter_reduce {reduce!r} of {c.dtype}")
     return _scatter(c, how)
 
 

@@ -102,26 +102,32 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return aten.index_put.default(x.reshape(-1), [index], source, accumulate).reshape(x.shape)
 
 
-# The initial value of an element that does not itself take part in the reduction.
-_NEUTRAL = {"sum": 0.0, "prod": 1.0, "mean": 0.0, "amin": math.inf, "amax": -math.inf}
+def _neutral(reduce: str, dtype: torch.dtype) -> float:
+    """Return the initial value of an element that does not itself take part in the reduction."""
+    if reduce in ("amin", "amax"):
+        info = torch.iinfo(dtype) if not dtype.is_floating_point else None
+        least, most = (info.min, info.max) if info else (-math.inf, math.inf)
+        return most if reduce == "amin" else least
+    return 1 if reduce == "prod" else 0
 
 
 def _scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    if not x.is_floating_point() or x.ndim == 0:
+    if x.ndim == 0 or x.dtype == torch.bool:
         return NotImplemented
     if reduce not in ("sum", "mean") and include_self:
         return NotImplemented
-    start = x if include_self else x.scatter(dim, index, _NEUTRAL[reduce])
+    start = x if include_self else x.scatter(dim, index, _neutral(reduce, x.dtype))
     if reduce not in ("sum", "mean"):
         return aten.scatter_reduce.two(start, dim, index, source, reduce, include_self=True)
     total = start.scatter_add(dim, index, source)
     if reduce == "sum":
         return total
     ones = torch.ones_like(x)
-    counts = ones if include_self else ones.scatter(dim, index, 0.0)
-    return total / counts.scatter_add(dim, index, torch.ones_like(source)).clamp(min=1)
+    counts = ones if include_self else ones.scatter(dim, index, 0)
+    counts = counts.scatter_add(dim, index, torch.ones_like(source)).clamp(min=1)
+    return total / counts if x.is_floating_point() else torch.div(total, counts, rounding_mode="floor")
 
 
 def _index_reduce(
