@@ -527,12 +527,12 @@ _NEED_AN_AXIS = (
     aten.logcumsumexp.default, aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.amax.default,
     aten.amin.default, aten.argmax.default, aten.argmin.default, aten.any.default, aten.any.dim,
     aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims, aten.max.dim, aten.min.dim,
-    aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim,
-    aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
-    aten.softmax.int, aten.log_softmax.int, aten.gather.default, aten.index_select.default,
-    aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
-    aten.index_reduce.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
-    aten.scatter_reduce.two, aten.flip.default,
+    aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.mode.default, aten.median.dim,
+    aten.nanmedian.dim, aten.var.correction, aten.std.correction, aten.var_mean.correction,
+    aten.std_mean.correction, aten.softmax.int, aten.log_softmax.int, aten.gather.default,
+    aten.index_select.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor, aten.index_reduce.default, aten.scatter.src, aten.scatter.value,
+    aten.scatter_add.default, aten.scatter_reduce.two, aten.flip.default,
 )  # fmt: skip
 
 # PyTorch decomposes the first into assertions, the next two into indices that may count from the end, and

@@ -45,6 +45,16 @@ def _median(x: Tensor, dim: int, keepdim: bool = False, ignore_nan: bool = False
     return tuple(part if keepdim else part.squeeze(dim) for part in parts)
 
 
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the least of the most frequent elements, and the last index that has it; a NaN equals none."""
+    values, indices = torch.sort(x, dim=dim, stable=True)
+    places = torch.arange(x.shape[dim]).reshape([-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)])
+    begins = torch.cummax(torch.where(values != values.roll(1, dim), places, 0), dim)[0]
+    last = (places - begins).argmax(dim, keepdim=True)  # of the first of the longest runs
+    parts = (torch.gather(part, dim, last) for part in (values, indices))
+    return tuple(part if keepdim else part.squeeze(dim) for part in parts)
+
+
 def _tensor(x: _Numbers) -> Tensor:
     return x if isinstance(x, Tensor) else torch.full((), x)
 
@@ -278,6 +288,7 @@ INDEXING: dict[Any, Callable] = {
     aten.sort.stable: lambda x, *, stable=None, **how: aten.sort.default(x, **how),  # as TVM's sort is
     aten.topk.default: _topk,
     aten.kthvalue.default: _kth,
+    aten.mode.default: _mode,
     aten.median.dim: _median,
     aten.nanmedian.dim: partial(_median, ignore_nan=True),
     aten.median.default: lambda x: _median(x.reshape(-1), 0)[0],
