@@ -342,11 +342,10 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
     return torch.linalg.vector_norm(differences, p, -1)
 
 
-def _spread(finish: Callable) -> Callable:
+def _spread(finish: Callable, of_means: bool = False) -> Callable:
     """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
 
-    `finish` takes the variances and the means, in float64. A mean of several elements that is infinite is
-    NaN, as the next element's distance from it is in PyTorch's running mean (Welford, 1962).
+    `finish` takes the variances and the means, in float64; `of_means` says whether it returns the latter.
     """
 
     def decomposed(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False):
@@ -356,15 +355,34 @@ def _spread(finish: Callable) -> Callable:
         # a tensor, as it may be dynamic
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
         # A cast of its own becomes a part of the sum's kernel; one that two kernels read would be stored.
-        mean = (x * 1).double().sum(dims, True) / count
+        total = _running_total(x, dims) if of_means else (x * 1).double().sum(dims, True)
+        mean = total / count
         centred = x.double() - mean
         degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
         variance = (centred * centred).sum(dims, keepdim) / degrees
-        mean = torch.where((mean.abs() == math.inf) & (count > 1), math.nan, mean)
         results = finish(variance, mean.reshape(variance.shape))
         return pytree.tree_map(lambda each: each.to(x.dtype), results)
 
     return decomposed
+
+
+def _running_total(x: Tensor, dims: list[int]) -> Tensor:
+    """Sum in float64, to NaN after an infinity.
+
+    In PyTorch's running mean (Welford, 1962) the next element's distance from it is infinite, too: the mean
+    is infinite only where the last element alone is.
+    """
+    last, ends = x, []
+    for axis in {axis % x.ndim for axis in dims}:
+        size = x.shape[axis]
+        if size == 0:
+            return x.double().sum(dims, True)
+        shape = [-1 if each == axis else 1 for each in range(x.ndim)]
+        # a tensor, as it may be dynamic
+        ends.append((torch.arange(size) == torch.full((), size - 1)).reshape(shape))
+        last = aten.slice.Tensor(last, axis, -1, sys.maxsize)
+    total = torch.where(functools.reduce(torch.logical_and, ends), 0.0, x).double().sum(dims, True)
+    return torch.where(total.abs() == math.inf, math.nan, total) + last.double()
 
 
 def _scan(parts: list[Tensor], dim: int, joined: Callable) -> list[Tensor]:
@@ -582,8 +600,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten._cdist_forward.default: _cdist,
     aten.var.correction: _spread(lambda variance, _: variance),
     aten.std.correction: _spread(lambda variance, _: torch.sqrt(variance)),
-    aten.var_mean.correction: _spread(lambda variance, mean: (variance, mean)),
-    aten.std_mean.correction: _spread(lambda variance, mean: (torch.sqrt(variance), mean)),
+    aten.var_mean.correction: _spread(lambda variance, mean: (variance, mean), True),
+    aten.std_mean.correction: _spread(lambda variance, mean: (torch.sqrt(variance), mean), True),
     aten.instance_norm.default: _instance_norm,
     aten.cummax.default: _running(torch.gt),
     aten.cummin.default: _running(torch.lt),
