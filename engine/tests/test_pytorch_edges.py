@@ -154,3 +154,12 @@ def test_quotients_of_complex_numbers_of_all_sizes():
 
     for got, wanted in zip(build(function, [x, y])(x, y), function(x.double(), y.double()), strict=True):
         close(got, wanted, terms=8, scale=wanted.norm(dim=-1, keepdim=True).numpy())
+
+
+def test_counting_down():
+    def function(x):
+        steps = torch.arange(5, 0, -2), torch.arange(1.0, -0.3, -0.25), torch.arange(7, -3, -4, dtype=torch.float32)
+        return *(x[0] + each for each in steps), x[torch.arange(4, -1, -1)], x[0] + torch.arange(5, 5, -1).sum()
+
+    x = torch.arange(5.0)
+    close(build(function, [x])(x), [each.double() for each in function(x)])

@@ -237,6 +237,16 @@ def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_o
     return (torch.arange(n)[:, None] == columns).to(dtype or torch.get_default_dtype())
 
 
+def _arange(start: float, end: float, step: float = 1, *, dtype: Any = None, **_options: Any) -> Any:
+    """Count down; TVM, which rounds the number of steps as if it were up, has one too many."""
+    if not all(isinstance(n, int | float) for n in (start, end, step)) or step > 0:
+        return NotImplemented
+    is_whole = all(isinstance(n, int) for n in (start, end, step))
+    dtype = dtype or (torch.int64 if is_whole else torch.get_default_dtype())
+    wide = torch.int64 if is_whole else torch.float64
+    return (torch.arange(math.ceil((end - start) / step)).to(wide) * step + start).to(dtype)
+
+
 def _cat(parts: list[Tensor], dim: int = 0) -> Any:
     """Leave out tensors of shape (0,), which PyTorch joins with any other."""
     nonempty = [part for part in parts if part.shape != (0,)]
@@ -564,6 +574,7 @@ _PRESERVED = (
 
 DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
+    aten.arange.start_step: _arange,
     aten._safe_softmax.default: _safe_softmax,
     aten._native_multi_head_attention.default: _attention,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
