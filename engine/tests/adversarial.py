@@ -22,6 +22,7 @@ import math
 import os
 import resource
 import sys
+import types
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +33,10 @@ from unittest import mock
 import forked
 import ml_dtypes
 import numpy as np
+import torch
 import tvm
 from agreement import Reference, close
+from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 
 import tvmfast
@@ -51,15 +54,17 @@ LLVM = {0: {"opt-level": 0}}  # its options by level, beside those of a build
 RUNS = 3  # of the framework in float64, with inputs that are rounded differently
 LARGEST, MEMORY = 1 << 18, 12 << 30  # elements of an input, and bytes of a process that draws, at most
 LARGEST_RESULT = 1 << 20  # elements
+PROBED, LARGEST_PROBED = 278, 1 << 26  # values of a dynamic dim that an import of PyTorch tries, and elements there
 MARGIN = 1 << 10  # between a result and the greatest number of its dtype, which sums on the way to it may pass
 FILES = Path(__file__).parents[2] / ".cache" / "adversarial"
 NOT_FINITE = ("special", "one NaN", "one infinity", "all -infinity")
 # Of MXNet: its maxima lose NaN and start from the least finite number, and norms are scaled by their largest element.
 # Of ONNX Runtime: whether its maxima lose NaN depends on where in the window it lies. Whether a coordinate, a cosine
 # or a sine that an infinity is multiplied by is 0, and the product NaN, depends on how it is rounded.
-# Of PyTorch: whether NaN in a real part reaches imaginary ones depends on how MKL factors the size.
+# Of PyTorch: whether NaN in a real part reaches imaginary ones depends on how MKL factors the size; bounds that are
+# NaN have no order.
 LOSES_NAN = {
-    "torch": ("fft.", "stft"),
+    "torch": ("fft.", "stft", "bucketize", "searchsorted"),
     "mxnet": ("pooling, max", "global pooling, max", "norm", "softmax output"),
     "onnx": (
         *("test_maxpool", "test_globalmaxpool", "test_MaxPool", "test_AdaptiveMaxPool"),
@@ -250,6 +255,7 @@ class Draw:
             return
         try:
             self.inputs = [laid_out(changed(x, self.situation, rng), self.situation.layout) for x in self.case.inputs]
+            self._require_small_probes()
             self.eager = self.case.framework(*self.inputs)
             if sum(x.size for x in self.eager) > LARGEST_RESULT:
                 raise MemoryError("results of so many elements")
@@ -265,6 +271,12 @@ class Draw:
         """Those of the inputs, with a name of this draw's own for a dynamic dim."""
         how, dim = self.situation, f"n{self.number}"
         return [tuple(dim if how.dynamic and n == how.size[1] else n for n in x.shape) for x in self.inputs]
+
+    def _require_small_probes(self):
+        """An import makes examples of its probes, which several axes with one dynamic dim make huge."""
+        for shape in self._shapes() if self.kind == "torch" else ():
+            if math.prod(PROBED if isinstance(n, str) else n for n in shape) > LARGEST_PROBED:
+                raise MemoryError(f"examples of {shape}")
 
     @property
     def is_dynamic(self) -> bool:
@@ -511,34 +523,76 @@ def _largest(x) -> float:
 # ---------------------------------------------------------------- frontends
 
 
+def _bucketize(x, bounds, **how):
+    return torch.bucketize(x, bounds.sort()[0], **how)
+
+
+def _searchsorted(bounds, x, *, sorter=None, **how):
+    ordered, order = bounds.sort(stable=True)
+    given = {} if sorter is None else {"sorter": order}
+    return torch.searchsorted(bounds if given else ordered, x, **given, **how)
+
+
+def _kth(x, k, dim=-1, keepdim=False):
+    found = [each.narrow(dim, k - 1, 1) for each in x.sort(dim=dim, stable=True)]
+    return found if keepdim else [each.squeeze(dim) for each in found]
+
+
+def _median(x, dim, keepdim=False):
+    return _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+def _topk(x, k, dim=-1, largest=True, sorted=True):
+    return [each.narrow(dim, 0, k) for each in x.sort(dim=dim, descending=largest, stable=True)]
+
+
+# PyTorch leaves open what bounds without an order give: these have one.
+_IN_ORDER = {"bucketize": _bucketize, "searchsorted": _searchsorted}
+# And which of equal elements an index is of: in these they keep their order.
+_STABLE = {"kthvalue": _kth, "median": _median, "nanmedian": _median, "topk": _topk}
+
+
 class _Torch:
     """PyTorch's samples; bfloat16 goes in and out as ml_dtypes's."""
+
+    SINCE = ("mode",)  # converted since the draws were numbered, which keep their operators
+    # Of numbers whose products overflow, what eliminations and transforms return depends on the order of sums; what
+    # says so elsewhere, the operator on magnitudes, cannot: both subtract. PyTorch's own differ from its float64.
+    HIDE_OVERFLOW = (
+        *("fft.", "stft", "linalg.inv", "linalg.det", "linalg.slogdet", "linalg.solve", "linalg.tensorinv"),
+        *("linalg.tensorsolve", "linalg.matrix_power", "linalg.cholesky", "cholesky", "logdet"),
+    )
 
     def __init__(self):
         import torch_suite
 
         self.suite, self.operators = torch_suite, torch_suite.operators()
-        self.names = [name for name in self.operators if name not in torch_suite.REFUSED]
+        self.names = [name for name in self.operators if name not in {*torch_suite.REFUSED, *self.SINCE}]
 
     @functools.cache  # noqa: B019 (there is one frontend in a process)
     def _samples(self, name: str) -> list:
         return self.suite.samples(self.operators[name])
 
     def case(self, name: str, rng) -> Case | None:
-        import torch
-        from torch.utils import _pytree as pytree
-
         found = self._samples(name)
         if not found:
             return None
-        network = self.suite.Samples([(self.operators[name], found[rng.integers(len(found))])]).eval()
+        sample = found[rng.integers(len(found))]
+
+        def network_of(function):
+            return self.suite.Samples([(types.SimpleNamespace(op=function), sample)]).eval()
+
+        network = network_of(_IN_ORDER.get(name, self.operators[name].op))
+        stable = network_of(_STABLE[name]) if name in _STABLE else None
 
         def tensor(x):
             if x.dtype == ml_dtypes.bfloat16:
                 return torch.from_numpy(np.array(x).view("int16")).view(torch.bfloat16)
             return torch.from_numpy(np.array(x))
 
-        def framework(*arrays):
+        def run(network, *arrays):
+            if name.startswith(self.HIDE_OVERFLOW) and any(map(_overflows, arrays)):
+                raise NotImplementedError("its result depends on the order of sums")
             with torch.no_grad():
                 results = pytree.tree_leaves(network(*map(tensor, arrays)))
             return [self._array(each) for each in results]
@@ -547,12 +601,11 @@ class _Torch:
             specs = [(f"in{i}", (shape, x.dtype.name)) for i, (x, shape) in enumerate(zip(arrays, shapes, strict=True))]
             return tvmfast.from_pytorch(network, specs)
 
-        return Case([self._array(x) for x in network.tensors], framework, model)
+        framework, second = (each and functools.partial(run, each) for each in (network, stable))
+        return Case([self._array(x) for x in network.tensors], framework, model, second)
 
     @staticmethod
     def _array(x) -> np.ndarray:
-        import torch
-
         x = x.detach().contiguous()
         if x.dtype == torch.bfloat16:
             return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)

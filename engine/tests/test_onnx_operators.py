@@ -241,6 +241,35 @@ def test_functions_far_below_0_and_near_it(level):
             close(got, wanted, terms=64 if dtype == "float64" else 16, scale=size)
 
 
+CROPS = [((0.1, 0.3), (1.0, 1.0), (5, 4)), ((0.7, 0.2), (1.0, 0.9), (3, 7)), ((-0.2, 0.5), (1.3, 0.4), (4, 3)),
+         ((0.4, 0.6), (0.6, 0.8), (1, 1)), ((0.15, 0.35), (0.85, 1.0), (1, 6))]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_crops_that_are_resized(rng, mode):
+    """Regions up to the last pixel, whose position float32 may place beyond it, and past it; of one row."""
+    feed, weights, nodes = {"x": rng.normal(size=(1, 2, 6, 8)).astype("float32")}, [], []
+    how = f'mode = "{mode}", coordinate_transformation_mode = "tf_crop_and_resize", extrapolation_value = 7.0'
+    for number, (begins, ends, size) in enumerate(CROPS):
+        region = ", ".join(map(str, (0.0, 0.0, *begins, 1.0, 1.0, *ends)))
+        weights += [
+            f"float[8] region{number} = {{{region}}}",
+            f"int64[4] size{number} = {{1, 2, {size[0]}, {size[1]}}}",
+        ]
+        nodes.append(f"y{number} = Resize<{how}>(x, region{number}, , size{number}) | y{number} float 4")
+    agree(model_of(feed, f"<{', '.join(weights)}>", nodes, 18), feed, terms=64)
+
+
+@pytest.mark.parametrize("opset", [6, 11, 13])
+def test_a_bound_that_is_left_out_is_the_largest_finite_number(opset):
+    feed = {"x": np.array([np.inf, -np.inf, 3.4e38, -3.4e38, 0.5, -2], "float32")}
+    nodes = ["y0 = Clip<min = -1.0>(x)", "y1 = Clip<max = 1.0>(x)", "y2 = Clip(x)"]
+    if opset > 6:
+        bounds = "least = Constant<value = float {-1.0}>() most = Constant<value = float {1.0}>() "
+        nodes = [f"{bounds} y0 = Clip(x, least)", "y1 = Clip(x, , most)", "y2 = Clip(x)"]
+    agree(model_of(feed, "", [f"{node} | y{n} float 1" for n, node in enumerate(nodes)], opset), feed, terms=1)
+
+
 GRIDS = [
     "y0 = GridSample(x, at) | y0 {0} 4",
     'y1 = GridSample<mode = "cubic", align_corners = 1>(x, at) | y1 {0} 4',

@@ -334,8 +334,9 @@ def test_what_is_real_in_a_spectrum_stays_so_beside_nan():
 
 def test_a_transform_that_pads_some_sizes_of_a_dynamic_dim_and_cuts_others():
     network = Function(lambda x: torch.view_as_real(torch.fft.rfft(x, n=6))).eval()
-    with pytest.raises(NotImplementedError, match=r"computes something else where 'n' is 1 .* static dims"):
-        tvmfast.from_pytorch(network, {"x": (2, "n")})
+    for dim in ("n", tvmfast.Dim("n", 3)):
+        with pytest.raises(NotImplementedError, match=r"where 'n' is [13] .*; use Dim\('n', 7\), or give"):
+            tvmfast.from_pytorch(network, {"x": (2, dim)})
     lib = tvmfast.build(*tvmfast.from_pytorch(network, {"x": (2, tvmfast.Dim("n", 7))}))
     x = torch.randn(2, 9)
     close(lib(x.numpy()), network(x.double()), terms=16)

@@ -112,21 +112,32 @@ def with_dynamic_dims(
     suspects = suspects_of(merged) if suspects_of else ()
     special = [lowest, equal, *({**first, **values} for values in suspects)]
     _log.debug("comparing with %s", special)
+
+    def with_also(values):
+        """Return the merged graph with `values` as another probe, or raise UnsupportedDynamism."""
+        probes = [*merged.probes, values]
+        if signature_at is None:
+            return merge(probes)
+        several = [_at_probe(signature_at, specs, each, takes) for each in probes]
+        _compare_signatures(merged, several, values)
+        return merged
+
+    def serves(values):
+        try:
+            return values in merged.probes or bool(with_also(values))
+        except Exception:  # UnsupportedDynamism, or what the framework raises
+            return False
+
     for values in special:
         if values in merged.probes:
             continue
         try:
-            if signature_at is None:
-                merged = merge([*merged.probes, values])
-            else:
-                probes = (*merged.probes, values)
-                several = [_at_probe(signature_at, specs, each, takes) for each in probes]
-                _compare_signatures(merged, several, values)
+            merged = with_also(values)
         except UnsupportedDynamism as reason:
             numbers = ", ".join(map(str, values.values()))
-            small = {name: max(dim.lower, _BASELINE) for name, dim in dims.items()}
-            served = ", ".join(f"Dim({name!r}, {number})" for name, number in small.items())
-            way_out = f"use {served}, or give" if values == lowest != small else "give"
+            bounds = _lower_bounds(lowest, first, serves) if values == lowest else {}
+            served = ", ".join(f"Dim({name!r}, {number})" for name, number in bounds.items())
+            way_out = f"use {served}, or give" if served else "give"
             raise NotImplementedError(
                 f"this network computes something else where {names} is {numbers} ({reason}); {way_out} "
                 "static dims"
@@ -166,6 +177,24 @@ def _bounds_that_work(takes: Callable, specs: list[TensorSpec], probe: dict[str,
                 most, fails = (middle, fails) if fits(middle) else (most, middle)
             return f"Dim({name!r}, {dim.lower}, {most})"
     return None
+
+
+def _lower_bounds(values: dict[str, int], first: dict[str, int], serves: Callable) -> dict[str, int]:
+    """Return lower bounds of dims above their least `values`, by bisection up to the baseline; {} if none do.
+
+    They are of the dims that make the difference by themselves. One graph `serves` them and the baseline.
+    """
+    bounds = {}
+    for name, fails in values.items():
+        most = first[name]
+        if fails >= most or serves({**first, name: fails}):
+            continue
+        middle = fails + 1  # most often 1 alone is another network
+        while most - fails > 1:
+            fails, most = (fails, middle) if serves({**first, name: middle}) else (middle, most)
+            middle = (fails + most) // 2
+        bounds[name] = most
+    return bounds if bounds and serves({**values, **bounds}) else {}
 
 
 def _compare_signatures(merged: GraphMerge, several: list[list], values: dict[str, int]) -> None:

@@ -116,8 +116,13 @@ def padded(x: relax.Expr, widths: Sequence[tuple[int, int]], mode: str) -> relax
 
 
 def logarithm(x: relax.Expr, base: int) -> relax.Expr:
-    """Return the logarithm of `x` to an integer `base`."""
-    return R.multiply(R.log(x), relax.const(1 / math.log(base), str(x.ty.dtype)))
+    """Return the logarithm of floats to an integer `base`; of its powers the whole number, for a floor."""
+    dtype, number = str(x.ty.dtype), relax.const(base, "float64")
+    result = R.divide(R.log(R.astype(x, "float64")), relax.const(math.log(base), "float64"))
+    if dtype == "float64":
+        whole = R.round(result)
+        result = R.where(R.equal(R.power(number, whole), x), whole, result)
+    return R.astype(result, dtype)
 
 
 def _in_float32(function: Callable) -> Callable:

@@ -132,9 +132,13 @@ _matrix_product = _bilinear(torch.matmul)
 
 
 def _quotient(a: Any, b: Any) -> Pair:
+    """Divide; both by the larger part of `b` first, as squares of 1e20 are no float32."""
     if not isinstance(b, Pair | complex):
         return _each(lambda part: part / b, a)
-    b = _pair(b)
+    if isinstance(b, complex):
+        return _product(a, 1 / b if b else complex(math.nan, math.nan))
+    largest = torch.maximum(b.real.abs(), b.imag.abs())
+    a, b = (_each(lambda part: part / largest, each) for each in (_pair(a), b))
     size = b.real * b.real + b.imag * b.imag
     return _each(lambda part: part / size, _product(a, Pair(b.real, -b.imag)))
 

@@ -6,6 +6,7 @@ ONNX.
 
 import math
 
+import ml_dtypes
 import numpy as np
 import tvm
 from onnx.helper import make_node
@@ -142,16 +143,19 @@ def _cast(n: Node):
 
 @converts("Clip")
 def _clip(n: Node):
-    """Clip with operators, which passes know; TVM makes a kernel of each bound. NaN is no bound."""
+    """Clip with operators, which passes know; TVM makes a kernel of each bound.
+
+    A bound that is left out is the dtype's largest finite number, or its least; one that is NaN is none.
+    """
     if n.opset < 11:
         return n.tvm_converter()
-    result = n.x
-    for bound, apply, none in ((n.inputs[1], R.maximum, -math.inf), (n.inputs[2], R.minimum, math.inf)):
-        if bound is None:
-            continue
-        if "float" in n.dtype:
-            bound = R.where(R.isnan(bound), n.const(none), bound)
-        result = apply(result, bound)
+    result, is_float = n.x, "float" in n.dtype
+    for bound, apply, sign in ((n.inputs[1], R.maximum, -1), (n.inputs[2], R.minimum, 1)):
+        if is_float and bound is None:
+            bound = n.const(sign * float(ml_dtypes.finfo(n.dtype).max))
+        elif is_float:
+            bound = R.where(R.isnan(bound), n.const(sign * math.inf), bound)
+        result = result if bound is None else apply(result, bound)
     return result
 
 

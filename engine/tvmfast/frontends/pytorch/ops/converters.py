@@ -15,7 +15,7 @@ from tvm import relax, tirx, topi
 from tvm.relax import op as R
 
 from ...context import dtype_of, shape_of
-from ...ops.common import combined, matrix, of_whole_regions, regions
+from ...ops.common import combined, logarithm, matrix, of_whole_regions, regions
 from ..partial_update import CONVERTERS as PARTIAL_UPDATES
 from . import uint8_images
 from .call import Call, bound
@@ -321,7 +321,7 @@ def _scatter_reduce(c: Call) -> relax.Expr:
     reduce = c.inputs[4]
     how = {"prod": "mul", "amax": "max", "amin": "min"}.get(reduce)
     if how is None or not c.node.kwargs.get("include_self", True):
-        raise ValueError(f"scatter_reduce {reduce!r} of integers")
+        raise ValueError(f"scatter_reduce {reduce!r} of {c.dtype}")
     return _scatter(c, how)
 
 
@@ -423,6 +423,8 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     "convolution.default": _convolution,
     **{key: _in_float32(_method(key)) for key in _SUMS},
     "pow.Tensor_Tensor": _power,
+    "log2.default": lambda c: logarithm(c.x, 2),
+    "log10.default": lambda c: logarithm(c.x, 10),
     "cumsum.default": _in_float32(_running(R.cumsum)),
     "cumprod.default": _in_float32(_running(R.cumprod)),
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), lambda c: R.matmul(*c.inputs)),

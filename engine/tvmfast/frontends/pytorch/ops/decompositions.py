@@ -5,7 +5,9 @@ decomposed. tests/test_import_pytorch.py compares each one with PyTorch.
 """
 
 import functools
+import itertools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +210,22 @@ def _select(x: Tensor, dim: int, index: int) -> Tensor:
     return aten.squeeze.dim(aten.slice.Tensor(x, dim, start, start + 1), dim)
 
 
+def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """Begin an empty slice at 0: TVM fails on one that ends before it begins."""
+    if not all(each is None or isinstance(each, int) for each in (start, end, x.shape[dim])):
+        return NotImplemented
+    first, last, _ = slice(start, end).indices(x.shape[dim])
+    return NotImplemented if first <= last else aten.slice.Tensor(x, dim, 0, 0)
+
+
+def _split(x: Tensor, sizes: list[int], dim: int = 0) -> Any:
+    """Slice, where a part is empty, which TVM allows of the last one alone."""
+    if not all(isinstance(size, int) for size in sizes) or all(sizes):
+        return NotImplemented
+    ends = itertools.accumulate(sizes)
+    return [aten.slice.Tensor(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
 def _view(x: Tensor, shape: list[int]) -> Any:
     """Copy first what PyTorch cannot view, as strides may differ in a decomposition, as in attention's."""
     return NotImplemented if x.is_contiguous() else aten.view.default(x.contiguous(), shape)
@@ -217,6 +235,16 @@ def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_o
     """Compare indices of int64; those of PyTorch's decomposition have a dtype that depends on the dim."""
     columns = torch.arange(n if m is None else m)
     return (torch.arange(n)[:, None] == columns).to(dtype or torch.get_default_dtype())
+
+
+def _arange(start: float, end: float, step: float = 1, *, dtype: Any = None, **_options: Any) -> Any:
+    """Count down; TVM, which rounds the number of steps as if it were up, has one too many."""
+    if not all(isinstance(n, int | float) for n in (start, end, step)) or step > 0:
+        return NotImplemented
+    is_whole = all(isinstance(n, int) for n in (start, end, step))
+    dtype = dtype or (torch.int64 if is_whole else torch.get_default_dtype())
+    wide = torch.int64 if is_whole else torch.float64
+    return (torch.arange(math.ceil((end - start) / step)).to(wide) * step + start).to(dtype)
 
 
 def _cat(parts: list[Tensor], dim: int = 0) -> Any:
@@ -324,11 +352,10 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
     return torch.linalg.vector_norm(differences, p, -1)
 
 
-def _spread(finish: Callable) -> Callable:
+def _spread(finish: Callable, of_means: bool = False) -> Callable:
     """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
 
-    `finish` takes the variances and the means, in float64. A mean of several elements that is infinite is
-    NaN, as the next element's distance from it is in PyTorch's running mean (Welford, 1962).
+    `finish` takes the variances and the means, in float64; `of_means` says whether it returns the latter.
     """
 
     def decomposed(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False):
@@ -338,15 +365,34 @@ def _spread(finish: Callable) -> Callable:
         # a tensor, as it may be dynamic
         count = torch.full((), math.prod(x.shape[axis] for axis in dims), dtype=torch.float64)
         # A cast of its own becomes a part of the sum's kernel; one that two kernels read would be stored.
-        mean = (x * 1).double().sum(dims, True) / count
+        total = _running_total(x, dims) if of_means else (x * 1).double().sum(dims, True)
+        mean = total / count
         centred = x.double() - mean
         degrees = torch.clamp(count - (1 if correction is None else correction), min=0.0)
         variance = (centred * centred).sum(dims, keepdim) / degrees
-        mean = torch.where((mean.abs() == math.inf) & (count > 1), math.nan, mean)
         results = finish(variance, mean.reshape(variance.shape))
         return pytree.tree_map(lambda each: each.to(x.dtype), results)
 
     return decomposed
+
+
+def _running_total(x: Tensor, dims: list[int]) -> Tensor:
+    """Sum in float64, to NaN after an infinity.
+
+    In PyTorch's running mean (Welford, 1962) the next element's distance from it is infinite, too: the mean
+    is infinite only where the last element alone is.
+    """
+    last, ends = x, []
+    for axis in {axis % x.ndim for axis in dims}:
+        size = x.shape[axis]
+        if size == 0:
+            return x.double().sum(dims, True)
+        shape = [-1 if each == axis else 1 for each in range(x.ndim)]
+        # a tensor, as it may be dynamic
+        ends.append((torch.arange(size) == torch.full((), size - 1)).reshape(shape))
+        last = aten.slice.Tensor(last, axis, -1, sys.maxsize)
+    total = torch.where(functools.reduce(torch.logical_and, ends), 0.0, x).double().sum(dims, True)
+    return torch.where(total.abs() == math.inf, math.nan, total) + last.double()
 
 
 def _scan(parts: list[Tensor], dim: int, joined: Callable) -> list[Tensor]:
@@ -509,12 +555,12 @@ _NEED_AN_AXIS = (
     aten.logcumsumexp.default, aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.amax.default,
     aten.amin.default, aten.argmax.default, aten.argmin.default, aten.any.default, aten.any.dim,
     aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims, aten.max.dim, aten.min.dim,
-    aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim,
-    aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
-    aten.softmax.int, aten.log_softmax.int, aten.gather.default, aten.index_select.default,
-    aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
-    aten.index_reduce.default, aten.scatter.src, aten.scatter.value, aten.scatter_add.default,
-    aten.scatter_reduce.two, aten.flip.default,
+    aten.sort.default, aten.sort.stable, aten.kthvalue.default, aten.mode.default, aten.median.dim,
+    aten.nanmedian.dim, aten.var.correction, aten.std.correction, aten.var_mean.correction,
+    aten.std_mean.correction, aten.softmax.int, aten.log_softmax.int, aten.gather.default,
+    aten.index_select.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor, aten.index_reduce.default, aten.scatter.src, aten.scatter.value,
+    aten.scatter_add.default, aten.scatter_reduce.two, aten.flip.default,
 )  # fmt: skip
 
 # PyTorch decomposes the first into assertions, the next two into indices that may count from the end, and
@@ -528,6 +574,7 @@ _PRESERVED = (
 
 DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
+    aten.arange.start_step: _arange,
     aten._safe_softmax.default: _safe_softmax,
     aten._native_multi_head_attention.default: _attention,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
@@ -564,8 +611,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten._cdist_forward.default: _cdist,
     aten.var.correction: _spread(lambda variance, _: variance),
     aten.std.correction: _spread(lambda variance, _: torch.sqrt(variance)),
-    aten.var_mean.correction: _spread(lambda variance, mean: (variance, mean)),
-    aten.std_mean.correction: _spread(lambda variance, mean: (torch.sqrt(variance), mean)),
+    aten.var_mean.correction: _spread(lambda variance, mean: (variance, mean), True),
+    aten.std_mean.correction: _spread(lambda variance, mean: (torch.sqrt(variance), mean), True),
     aten.instance_norm.default: _instance_norm,
     aten.cummax.default: _running(torch.gt),
     aten.cummin.default: _running(torch.lt),
@@ -586,6 +633,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.pow.Tensor_Scalar: _pow,
     aten.isfinite.default: _isfinite,
     aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.split_with_sizes.default: _split,
     aten.view.default: _view,
     aten.cat.default: _cat,
     aten.select_scatter.default: select_scatter,

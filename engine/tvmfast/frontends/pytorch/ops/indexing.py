@@ -45,6 +45,16 @@ def _median(x: Tensor, dim: int, keepdim: bool = False, ignore_nan: bool = False
     return tuple(part if keepdim else part.squeeze(dim) for part in parts)
 
 
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the least of the most frequent elements, and the last index that has it; a NaN equals none."""
+    values, indices = torch.sort(x, dim=dim, stable=True)
+    places = torch.arange(x.shape[dim]).reshape([-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)])
+    begins = torch.cummax(torch.where(values != values.roll(1, dim), places, 0), dim)[0]
+    last = (places - begins).argmax(dim, keepdim=True)  # of the first of the longest runs
+    parts = (torch.gather(part, dim, last) for part in (values, indices))
+    return tuple(part if keepdim else part.squeeze(dim) for part in parts)
+
+
 def _tensor(x: _Numbers) -> Tensor:
     return x if isinstance(x, Tensor) else torch.full((), x)
 
@@ -102,26 +112,32 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return aten.index_put.default(x.reshape(-1), [index], source, accumulate).reshape(x.shape)
 
 
-# The initial value of an element that does not itself take part in the reduction.
-_NEUTRAL = {"sum": 0.0, "prod": 1.0, "mean": 0.0, "amin": math.inf, "amax": -math.inf}
+def _neutral(reduce: str, dtype: torch.dtype) -> float:
+    """Return the initial value of an element that does not itself take part in the reduction."""
+    if reduce in ("amin", "amax"):
+        info = torch.iinfo(dtype) if not dtype.is_floating_point else None
+        least, most = (info.min, info.max) if info else (-math.inf, math.inf)
+        return most if reduce == "amin" else least
+    return 1 if reduce == "prod" else 0
 
 
 def _scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    if not x.is_floating_point() or x.ndim == 0:
+    if x.ndim == 0 or x.dtype == torch.bool:
         return NotImplemented
     if reduce not in ("sum", "mean") and include_self:
         return NotImplemented
-    start = x if include_self else x.scatter(dim, index, _NEUTRAL[reduce])
+    start = x if include_self else x.scatter(dim, index, _neutral(reduce, x.dtype))
     if reduce not in ("sum", "mean"):
         return aten.scatter_reduce.two(start, dim, index, source, reduce, include_self=True)
     total = start.scatter_add(dim, index, source)
     if reduce == "sum":
         return total
     ones = torch.ones_like(x)
-    counts = ones if include_self else ones.scatter(dim, index, 0.0)
-    return total / counts.scatter_add(dim, index, torch.ones_like(source)).clamp(min=1)
+    counts = ones if include_self else ones.scatter(dim, index, 0)
+    counts = counts.scatter_add(dim, index, torch.ones_like(source)).clamp(min=1)
+    return total / counts if x.is_floating_point() else torch.div(total, counts, rounding_mode="floor")
 
 
 def _index_reduce(
@@ -272,6 +288,7 @@ INDEXING: dict[Any, Callable] = {
     aten.sort.stable: lambda x, *, stable=None, **how: aten.sort.default(x, **how),  # as TVM's sort is
     aten.topk.default: _topk,
     aten.kthvalue.default: _kth,
+    aten.mode.default: _mode,
     aten.median.dim: _median,
     aten.nanmedian.dim: partial(_median, ignore_nan=True),
     aten.median.default: lambda x: _median(x.reshape(-1), 0)[0],
