@@ -148,6 +148,7 @@ def main() -> None:
         shutil.rmtree(saved)
         worst = max(worst, *differences)
         print(f"{name:14} difference to float64 {max(differences):.0e}", flush=True)
+    # `rounding.share` of 176,000 terms, one after another: MobileNet v2, the longest, sums some 10,000.
     if not worst <= 1e-4:
         sys.exit("more than rounding explains, 1e-04")
 

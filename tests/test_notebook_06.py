@@ -14,6 +14,7 @@ from tvm.s_tir import Schedule
 import tvmnotes as tn
 from tvmfast.compiler.schedule.rules import RULES
 from tvmfast.compiler.schedule.workloads.conv2d import Convolution
+from tvmfast.core import rounding
 from tvmnotes import lessons
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -122,7 +123,8 @@ def test_the_capstones_kernels_give_pytorchs_results(capsys):
     names = run("capstone_faster_kernel")
     found = dict(re.findall(r"^(.+): difference to PyTorch (.+)$", capsys.readouterr().out, re.M))
     assert list(found) == list(names["steps"]) == ["plain loops", "mine", "tvmnotes' rule"]
-    assert max(map(float, found.values())) < 1e-5
+    # As printed, of sums of 9 products and a bias, each relative to the largest; PyTorch rounds as well.
+    assert max(map(float, found.values())) <= 2 * rounding.share(10, 2.0**-23)
 
 
 @pytest.mark.parametrize("name", ["06_conv2d_by_hand", "07_tensor_expressions"])

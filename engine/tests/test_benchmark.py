@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 import tvm
-from agreement import close, reference
+from agreement import close, reference, terms_of
 from testing import QUICK, Function, SmallNet
 from torch import nn
 from typer.testing import CliRunner
@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from tvmfast import commands
 from tvmfast.compiler.schedule import pairs
 from tvmfast.compiler.schedule.dot import DOTS
-from tvmfast.core import machine
+from tvmfast.core import machine, rounding
 from tvmfast.core.simd import PLAIN, simd_of
 from tvmfast.profiling import benchmark, networks, peak, quotas
 
@@ -46,6 +46,11 @@ def load(name):
     net = networks.seeded(SmallNet, 8)
     net.weights_kind, net.input_shape = "pretrained", (1, 3, 8, 8)
     return net
+
+
+def explained(net) -> float:
+    """By how much rounding may move two results of a network from each other, as a share of the largest number."""
+    return 2 * rounding.share(terms_of(dict(net.named_parameters())), 2.0**-23)
 
 
 SOURCE = SimpleNamespace(
@@ -113,8 +118,7 @@ def test_the_figures_agree(run):
                 low, high = row["tvm_interval"]
                 assert 0 < low <= high
             assert row["peak_share"] == pytest.approx(row["gflops"] / report["machine"]["peak_gflops"])
-            assert 0 <= row["difference"] < 1e-3
-        assert rows["pytorch"]["difference"] < 1e-6
+            assert 0 <= row["difference"] <= explained(load(name))
 
 
 def test_the_table_shows_them(run):
@@ -274,7 +278,7 @@ def test_networks_may_be_given_with_their_inputs(quick):
     report = benchmark.run(given, ["pytorch", "onnxruntime"], seconds=0.01, echo=lines.append)
     assert "batch" not in lines[0] and lines[1].startswith("mine ")
     for row in report["results"]:
-        assert row["error"] is None and row["difference"] < 1e-6
+        assert row["error"] is None and row["difference"] <= explained(given["mine"][0])
         assert row["input"] == [3, 4] and row["weights"] is None
         assert row["gflops"] * row["median_ms"] == pytest.approx(3 * 2 * 4 * 2 / 1e6)
 
@@ -402,7 +406,7 @@ def test_decoding_and_a_small_network_are_measured_by_name(small_decoder, quick,
     assert code == 0 and [*rows] == [(name, runtime) for runtime in ("TVM", *peers)]
     assert any(line.startswith(f"{name} ") for line in lines)
     for row in rows.values():
-        assert row["error"] is None and row["difference"] < 1e-5 and row["gflops"] > 0
+        assert row["error"] is None and row["difference"] <= explained(load(name)) and row["gflops"] > 0
         assert row["weights"] == "seeded" and row["input"] == ([1, 64] if name == "mlp_64" else [1, 1])
 
 
@@ -436,7 +440,7 @@ def test_a_transformer_is_measured_by_name(small_bert, quick, tmp_path, name):
     code, _, rows = bench_to(tmp_path / "figures.json", name, "--against", "onnxruntime", "--batch", 2)
     assert code == 0
     for row in rows.values():
-        assert row["error"] is None and row["difference"] < 1e-5
+        assert row["error"] is None and row["difference"] <= explained(load(name))
         assert (row["gflops"] is None) == (name == "lstm_256")  # torch's counter knows no LSTM
         assert row["weights"] == "seeded" and row["input"][0] == 2
 
@@ -446,7 +450,9 @@ def test_openvino_is_a_peer(small_bert, tmp_path):
     code, _, rows = bench_to(tmp_path / "figures.json", "small", "bert_base", "--against", "openvino")
     assert code == 0
     for name in ("small", "bert_base"):
-        assert rows[name, "openvino"]["difference"] < 1e-4 and rows[name, "openvino"]["median_ms"] > 0
+        # Ten times what rounding explains: its functions are approximations.
+        assert rows[name, "openvino"]["difference"] <= 10 * explained(load(name))
+        assert rows[name, "openvino"]["median_ms"] > 0
     assert json.loads((tmp_path / "figures.json").read_text())["machine"]["versions"]["openvino"]
 
 

@@ -1,5 +1,6 @@
 """MXNet and GluonCV beside torch, as scripts of old import them."""
 
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,28 @@ def test_torch_is_hidden_for_a_while_only():
     import torch as again
 
     assert again is torch
+
+
+def test_mxnet_is_installed_if_it_can_be_imported_and_else_it_is_said_why(tmp_path, monkeypatch):
+    for package in ("mxnet", "gluoncv"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gluon, "why_not", gluon.why_not.__wrapped__)  # which remembers no answer
+    monkeypatch.setitem(sys.modules, "mxnet", None)  # what was imported is put back in the end
+    assert not gluon.installed()
+    assert gluon.why_not().startswith("MXNet and GluonCV are not installed: pip install 'tvmfast[mxnet]', on Python")
+
+    del sys.modules["mxnet"]
+    assert gluon.installed() and gluon.why_not() is None
+
+    del sys.modules["mxnet"]
+    (tmp_path / "mxnet" / "__init__.py").write_text("import numpy\nnumpy.no_such_name\n")  # as of a NumPy that is newer
+    assert not gluon.installed() and "mxnet" not in sys.modules
+    reason = r"cannot be imported \(AttributeError: module 'numpy' has no attribute 'no_such_name'\): pip uninstall"
+    assert re.search(reason, gluon.why_not())
+    with pytest.raises(ModuleNotFoundError, match=reason):
+        gluon.network("cifar_resnet20_v1")
 
 
 @pytest.mark.skipif(not gluon.installed(), reason="the mxnet extra is not installed")

@@ -177,6 +177,7 @@ def test_linear_layers_that_quantize_what_they_read():
         mod, params = from_pytorch(model, {"x": (5, 40)})
         assert sorted(str(each.dtype) for each in params.values()).count("int8") == 2
         got = np.asarray(build(mod, params)(x.numpy()))
+        # Not of rounding: of steps of 8 bits, where a number next to the middle of two takes the other one.
         assert np.abs(got - want).max() <= 0.01 * np.abs(want).max()
 
 

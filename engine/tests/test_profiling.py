@@ -24,7 +24,7 @@ from tvmfast.compiler.schedule.rules import winograd
 from tvmfast.compiler.schedule.workloads.conv2d import Convolution
 from tvmfast.core import machine
 from tvmfast.core.relax import ceildiv
-from tvmfast.profiling import networks, peak, profiler
+from tvmfast.profiling import measure, networks, peak, profiler
 from tvmfast.profiling.measure import Timing
 from tvmfast.runtime.stopwatch import Call, Stopwatch
 from tvmfast.tuning import Candidate, trial
@@ -352,6 +352,19 @@ def test_the_arithmetic_of_a_profile():
     assert "(+2.5%); kernels 4.00 ms, 100.0% of a run; 2 runs" in small_profile.summary
     calls = small_profile.calls()
     assert list(calls["node"]) == [0, 2, 3] and calls["ms"].tolist() == pytest.approx([1.5, 1.5, 1])
+
+
+def test_a_profile_says_that_the_machine_was_busy(lib, small, monkeypatch):
+    monkeypatch.setattr(measure, "_share_lost", lambda *_: 0.25)
+    busy = tvmfast.profile(lib, small.x, calls=2)
+    said = (
+        " runs profiled. The machine is busy: for 25% of the time, threads waited for a CPU that other processes had."
+    )
+    assert str(busy).endswith(said) and said in busy._repr_html_()
+    for lost in (None, 0.0, 0.04):
+        monkeypatch.setattr(measure, "_share_lost", lambda *_, lost=lost: lost)
+        quiet = tvmfast.profile(lib, small.x, calls=2)
+        assert "busy" not in str(quiet) and quiet.summary.endswith(" runs profiled")
 
 
 def test_a_trace_is_one_real_run_for_perfetto(profiled, lib, tmp_path):

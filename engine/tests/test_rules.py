@@ -115,9 +115,10 @@ def test_only_winograds_large_tile_rounds_more_than_the_direct_way():
     configs.append(direct.as_dict(direct.default(workload, HERE)))
     data, weight, _ = trial._inputs(workload)
     exact = workload.reference(data.astype("float64"), weight.astype("float64"))
-    small, large, plain = (np.abs(run(workload, config) - exact).max() for config in configs)
+    results = [run(workload, config) for config in configs]
+    small, large, plain = (np.abs(each - exact).max() for each in results)
     assert small < 4 * plain < 4 * large < 80 * plain
-    assert large < 1e-5 * np.abs(exact).max()
+    close(results[1], exact, 4 * 9 * 64)  # it may double the error
 
 
 def test_a_depthwise_convolution_copies_no_rows():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import close, reference
 from onnx import parser
 from testing import Function
 from torch import nn
@@ -65,7 +66,7 @@ def test_a_dynamic_axis_of_a_module_is_as_long_as_its_window(net):
     lib = tvmfast.build(net.eval(), {"x": (1, 1, Dim("h", 1, 64), 9)}, opt_level=1)
     assert lib.inputs[0].shape[2] == Dim("h", 3, 64)
     x = torch.ones(1, 1, 5, 9)
-    np.testing.assert_allclose(lib(x), net(x).detach(), rtol=1e-5)
+    close(lib(x), reference(net, x))
 
 
 @pytest.mark.skipif(not gluon.installed(), reason="the mxnet extra is not installed")
@@ -95,4 +96,4 @@ def test_pools_of_a_dynamic_axis_whose_last_window_is_cut(what, rng):
     lib = tvmfast.build(net, {"x": (1, 2, Dim("h", 1, 64), 9)}, opt_level=1)
     for height in (*range(3, 12), 64):
         x = rng.standard_normal((1, 2, height, 9)).astype("float32")
-        np.testing.assert_allclose(lib(x), net(torch.from_numpy(x)), rtol=1e-5, atol=1e-6)
+        close(lib(x), net(torch.from_numpy(x).double()), 9, scale=np.abs(x).max())

@@ -100,12 +100,7 @@ class Comparison(Table, dict):
     @property
     def summary(self) -> str:  # type: ignore[override]
         """A sentence if the machine was busy, or an empty text."""
-        if not self.lost or self.lost < _LOST:
-            return ""
-        return (
-            f"The machine is busy: for {self.lost:.0%} of the time, threads waited for a CPU that other "
-            "processes had."
-        )
+        return if_busy(self.lost)
 
     def frame(self) -> Any:
         """Make a pandas DataFrame with a row per candidate: median and minimum in ms, ratio, interval, calls.
@@ -131,6 +126,15 @@ class Comparison(Table, dict):
     def plot(self) -> Any:
         """Draw the medians as bars, with the interval of each ratio; see `plots.times`."""
         return draw("times", self)
+
+
+def if_busy(lost: float | None) -> str:
+    """Return a sentence if others took a large share of the time (`Comparison.lost`), or an empty text."""
+    if not lost or lost < _LOST:
+        return ""
+    return (
+        f"The machine is busy: for {lost:.0%} of the time, threads waited for a CPU that other processes had."
+    )
 
 
 def ratio_interval(

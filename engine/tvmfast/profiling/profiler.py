@@ -92,6 +92,7 @@ class Profile(Table):
         unprofiled: Times of runs without the stopwatch.
         profiled: Times of runs with it.
         sizes: The values of the network's dynamic dims in these runs, by name.
+        lost: The share of the time that other processes took from the runs, as of a `measure.Comparison`.
         kernels: A `Kernel` by name.
     """
 
@@ -100,6 +101,7 @@ class Profile(Table):
     unprofiled: Timing
     profiled: Timing
     sizes: Mapping[str, int] = field(default_factory=dict)
+    lost: float | None = None
     kernels: dict[str, Kernel] = field(init=False)
 
     formatters = (
@@ -208,13 +210,17 @@ class Profile(Table):
 
     @property
     def summary(self) -> str:  # type: ignore[override]
-        """A line that compares runs without and with the stopwatch, and the kernels' sum."""
+        """A line that compares runs without and with the stopwatch, and the kernels' sum.
+
+        A sentence is added if the machine was busy meanwhile.
+        """
         median = self.unprofiled.median
-        return (
+        line = (
             f"a run {median * 1e3:.2f} ms, with the stopwatch {self.profiled.median * 1e3:.2f} ms "
             f"({self.overhead:+.1%}); kernels {self.sum * 1e3:.2f} ms, {self.sum / median:.1%} of a run; "
             f"{len(self.runs)} runs profiled"
         )
+        return ". ".join(filter(None, (line, measure.if_busy(self.lost))))
 
     def plot(self, most: int = 12) -> Any:
         """Draw the kernels' times as bars, those with the largest shares; see `plots.shares`."""
@@ -273,7 +279,8 @@ def profile(lib: Compiled, *inputs: Any, seconds: float = 1.0, calls: int | None
     """Run a network repeatedly and measure each of its kernels.
 
     Runs with the stopwatch alternate with runs without it, as in `measure.compare`, so that the profile knows
-    its own overhead. A network with state runs in a session of its own, from zeros on, and keeps its state.
+    its own overhead, and on Linux says if the machine was busy. A network with state runs in a session of its
+    own, from zeros on, and keeps its state.
 
     Args:
         lib: The network.
@@ -314,7 +321,7 @@ def of_run(
     run()
     watch = Stopwatch(lib, run)
     timings = measure.compare({"unprofiled": run, "profiled": watch}, seconds=seconds, calls=calls)
-    return Profile(lib, watch.take(), timings["unprofiled"], timings["profiled"], sizes or {})
+    return Profile(lib, watch.take(), timings["unprofiled"], timings["profiled"], sizes or {}, timings.lost)
 
 
 def _values(lib: Compiled, sizes: dict[str, int]) -> dict[str, int]:
