@@ -23,7 +23,7 @@ hidden = relay.nn.relu(relay.nn.dense(hidden, weights["middle"]))
 output = relay.nn.dense(hidden, weights["last"])
 mod = tvm.IRModule.from_expr(relay.Function([data, *weights.values()], output))
 found = relay.analysis.sparse_dense._search_dense_op_weight(mod["main"])
-print("weights of dense layers:", *(var.name_hint for var in found))
+print("weights of dense layers:", *map(str, found))
 
 func, made = ddo.simplify_fc_transpose.convert(mod["main"], params)
 print("stored as read:", *made)

@@ -93,11 +93,11 @@ def _blocks(name: str, matrix: np.ndarray, high: int, wide: int) -> dict[str, np
 # ---------------------------------------------------------------- dense layers of a function
 
 
-def dense_weights(func: ir.Function) -> list[ir.Var]:
-    """Return the variables that dense layers multiply by, each once."""
+def dense_weights(func: ir.Function) -> list[str]:
+    """`_search_dense_op_weight`: the names of the variables that dense layers multiply by, each once."""
     calls = [node for node in ir.post_order(func.body) if isinstance(node, ir.Call)]
     weights = [call.args[1] for call in calls if _name(call.op) == "nn.dense"]
-    return list(dict.fromkeys(weight for weight in weights if isinstance(weight, ir.Var)))
+    return list(dict.fromkeys(weight.name_hint for weight in weights if isinstance(weight, ir.Var)))
 
 
 class _Stored(ir.Var):
