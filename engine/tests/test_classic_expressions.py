@@ -83,6 +83,33 @@ def test_a_step_that_reads_what_is_not_there_is_refused(ago):
         te.scan(start, step, state)
 
 
+def test_computations_of_a_step_may_share_an_axis_of_their_sums():
+    steps, n = 4, 3
+    x, state = te.placeholder((steps, n), name="x"), te.placeholder((steps, n), name="state")
+    k = te.reduce_axis((0, n), name="k")
+    first = te.compute((1, n), lambda _, i: x[0, i], name="first")
+    total = te.compute((steps,), lambda t: te.sum(state[t - 1, k], axis=k), name="total")
+    largest = te.compute((steps,), lambda t: te.max(state[t - 1, k], axis=k), name="largest")
+    step = te.compute((steps, n), lambda t, i: x[t, i] + total[t] - largest[t], name="step")
+    y = te.scan(first, step, state, name="y")
+    given = np.arange(steps * n, dtype="float32").reshape(steps, n)
+    wanted = given.copy()
+    for t in range(1, steps):
+        wanted[t] += wanted[t - 1].sum() - wanted[t - 1].max()
+    (found,) = call(te.create_schedule(y.op), [x, y], [given], [(steps, n)])
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_states_without_a_step_of_their_own_are_refused():
+    first, second = (te.placeholder((8,), name=name) for name in ("first", "second"))
+    start = te.compute((1,), lambda i: 1.0, name="start")
+    step = te.compute((8,), lambda t: first[t - 1] + second[t - 1], name="step")
+    with pytest.raises(NotImplementedError, match="te.scan scan: expected a placeholder and a te.compute for each"):
+        te.scan([start, start], [step, step], [first, second])
+    with pytest.raises(NotImplementedError, match="te.scan scan: second: expected a te.compute with one result"):
+        te.scan([start, start], [step, second], [first, second])
+
+
 # ---------------------------------------------------------------- arguments
 
 
@@ -176,11 +203,12 @@ def declared(part, length, make, **options):
 
     def statements(ins, outs):
         made = []
-        for add in (True, False, True) if options.get("three") else (True,):
+        count = 3 if options.get("three") else 2 if options.get("two") else 1
+        for add in (True, False, True)[:count]:
             builder = tvm.tir.ir_builder.create()
             make(builder, ins, outs[0], add)
             made.append(builder.get())
-        return tuple(made) if len(made) == 3 else made[0]
+        return tuple(made) if len(made) > 1 else made[0]
 
     return te.decl_tensor_intrin(c.op, statements, name="sums", binds=binds)
 
@@ -190,7 +218,7 @@ def in_vectors(part, length):
 
     def make(builder, ins, out, add):
         (a, b), c = map(builder.buffer_ptr, ins), builder.buffer_ptr(out)
-        with builder.for_range(0, length, "k") as k, builder.for_range(0, part, "i", kind="vectorized") as i:
+        with builder.for_range(0, length, "k") as k, builder.for_range(0, part, "i", kind="vectorize") as i:
             c[i] = c[i] + a[k] * b[i, k] if add else tvm.tir.const(0, "float32")
 
     return make
@@ -218,6 +246,13 @@ def test_a_part_of_a_sum_takes_the_statement_that_adds():
     assert loops(s, [a, b, c]) == chain("6", "2", inside=chain("4") + chain("2", "5", "v4"))
     x, y = values(6, 10), values(8, 10)
     close(call(s, [a, b, c], [x, y], [(6, 8)]), [f64(x) @ f64(y).T], 10, scale=10 * np.abs(x).max() * np.abs(y).max())
+
+
+def test_statements_that_add_to_a_sum_may_be_missing():
+    s, (a, b, c), inner = products(6, 8, 5, 4)
+    whole = declared(4, 5, in_vectors(4, 5), two=True)
+    s[c].tensorize(inner, whole)
+    assert loops(s, [a, b, c]) == chain("6", "2", inside=chain("4") + chain("5", "v4")) and not whole.updates
 
 
 _IN_LLVM = """
@@ -273,7 +308,7 @@ def test_an_intrinsic_without_a_sum():
     def square(ins, outs):
         builder = tvm.tir.ir_builder.create()
         source, target = builder.buffer_ptr(ins[0]), builder.buffer_ptr(outs[0])
-        with builder.for_range(0, 4, kind="vectorized") as i:
+        with builder.for_range(0, 4, kind="vectorize") as i:
             target[i] = source[i] * source[i]
         return builder.get()
 
@@ -350,6 +385,81 @@ def test_functors():
     assert isinstance(gone.body, tvm.tir.Evaluate)
     assert tvm.ir.structural_equal(gone, gone) and not tvm.ir.structural_equal(gone, stmt)
     assert tvm.ir.structural_hash(gone) == tvm.ir.structural_hash(gone) != tvm.ir.structural_hash(stmt)
+
+
+def test_a_functor_calls_each_node_once_whatever_it_returns():
+    x = te.var("x")
+    shared = x + 1
+    stmt = tvm.tir.Evaluate(tvm.tir.Mul(shared, shared))
+    for visit in (tvm.tir.stmt_functor.post_order_visit, tvm.tir.stmt_functor.pre_order_visit):
+        for result in (None, True):
+            kinds = []
+
+            def note(node, kinds=kinds, result=result):
+                kinds.append(type(node).__name__)
+                return result
+
+            visit(stmt, note)
+            assert sorted(kinds) == ["Add", "Evaluate", "IntImm", "Mul", "Var"]
+    after = []
+    tvm.tir.stmt_functor.post_order_visit(stmt, lambda node: after.append(node) or 0)
+    assert len(after) == 5 and isinstance(after[-1], tvm.tir.Evaluate)
+
+
+def test_variables_become_numbers_but_for_that_of_a_loop():
+    i, j = te.var("i"), te.var("j")
+    a = tvm.tir.decl_buffer((8,), name="a")
+    loop = tvm.tir.For(i, 0, 4, tvm.tir.ForKind.SERIAL, tvm.tir.BufferStore(a, tvm.tir.const(1.0, "float32"), [i + j]))
+    new = tvm.tir.stmt_functor.substitute(loop, {j: 3})
+    assert new.loop_var.same_as(i) and new.body.indices[0].b.value == 3 and new.body.indices[0].b.dtype == "int32"
+    new = tvm.tir.stmt_functor.substitute(loop, {i: j * 2})
+    assert new.loop_var.same_as(i) and isinstance(new.body.indices[0].a, tvm.tir.Mul)
+
+
+def test_kinds_of_nodes_that_are_gone_are_refused():
+    seen = []
+    stmt = tvm.tir.Evaluate(te.var("x") + 1)
+    tvm.tir.stmt_functor.ir_transform(stmt, seen.append, None, ["tir.Var", "tir.Block"])
+    assert [type(node).__name__ for node in seen] == ["Var"]
+    with pytest.raises(ValueError, match="ir_transform: TensorIR has no nodes 'tir.Store' today"):
+        tvm.tir.stmt_functor.ir_transform(stmt, seen.append, None, ["tir.Store"])
+
+
+def test_loops_of_the_builder_have_their_kinds_and_dtypes():
+    n = te.var("n", "int64")
+    a = tvm.tir.decl_buffer((n,), name="a")
+    kinds = ("serial", "parallel", "vectorize", "unroll")
+    for kind, option in zip(kinds, ("kind", "kind", "kind", "for_type"), strict=True):
+        builder = tvm.tir.ir_builder.create()
+        with builder.for_range(2, n if kind == "serial" else 6, **{option: kind}) as i:
+            builder.buffer_ptr(a)[i] = 1.0
+        loop = builder.get()
+        assert loop.kind == kinds.index(kind) and loop.min.value == 2
+        assert loop.loop_var.dtype == loop.extent.dtype == ("int64" if kind == "serial" else "int32")
+    with pytest.raises(ValueError, match="expected a kind of serial, parallel, vectorize, unroll; got 'vectorized'"):
+        builder.for_range(0, 4, kind="vectorized").__enter__()
+    with pytest.raises(AttributeError, match="the IR builder has no 'allocate' here, but emit, for_range, .*TVMScript"):
+        builder.allocate("float32", 4)
+
+
+def test_elements_of_the_builder_by_axes_or_among_all():
+    def make(ins, outs):
+        builder = tvm.tir.ir_builder.create()
+        rows, flat, other = builder.buffer_ptr(ins[0]), *(builder.buffer_ptr(out, shape=(4, 3)) for out in outs)
+        with builder.for_range(0, 12) as i:
+            flat[i] = rows[i // 6, i % 6] * 2
+            other[i // 3, i % 3] = rows[i]
+        return builder.get()
+
+    x = te.placeholder((2, 6), name="x")
+    y, z = te.extern([(3, 4), (2, 6)], [x], make, name="both")
+    given = values(2, 6)
+    found = call(te.create_schedule(y.op), [x, y, z], [given], [(3, 4), (2, 6)])
+    np.testing.assert_array_equal(found[0], 2 * given.reshape(3, 4))
+    np.testing.assert_array_equal(found[1], given)
+    a = tvm.tir.decl_buffer((2, 3, 4), name="a")
+    with pytest.raises(IndexError, match="a: expected 3 indices, or one among all elements; got 2"):
+        tvm.tir.ir_builder.create().buffer_ptr(a)[0, 1]
 
 
 def test_an_operator_with_a_rule_of_its_own():

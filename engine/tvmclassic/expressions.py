@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import SBlock, SBlockRealize, TensorIntrin
 from tvm.s_tir.analysis import get_sblock_access_region
-from tvm.tirx import BufferLoad, BufferStore, For, ForKind, SeqStmt, Var, decl_buffer
+from tvm.tirx import BufferLoad, BufferStore, For, ForKind, IterVar, SeqStmt, Var, decl_buffer
 
 from .te.ops import constant, key, name_of, new_axis, ordered, outputs_of, reduced_of
 
@@ -79,16 +79,17 @@ def scan(init, update, state_placeholder, inputs=None, name="scan", tag="", attr
         The states, or the only one.
 
     Raises:
-        NotImplementedError: A step that is no `te.compute` of one result, or that reads anything but states
-            before it and what the same step has computed.
+        NotImplementedError: A step that is no `te.compute` of one result, that reads anything but states
+            before it and what the same step has computed, or that is computed for several states.
     """
     _SCAN(init, update, state_placeholder, inputs, name)  # raises what TVM finds wrong
     inits, updates, states = _listed(init), _listed(update), _listed(state_placeholder)
     inside, known, last = [], {key(state.op) for state in states}, {key(tensor.op) for tensor in updates}
+    if len(known) < len(states) or len(last) < len(updates):
+        raise NotImplementedError(f"te.scan {name}: expected a placeholder and a te.compute for each state")
     for op in ordered([tensor.op for tensor in updates]):
-        if key(op) not in known and (
-            key(op) in last or any(key(tensor.op) in known for tensor in op.input_tensors)
-        ):
+        reads = any(key(tensor.op) in known for tensor in op.input_tensors)
+        if key(op) in last or (reads and key(op) not in known):
             inside.append(op)
             known.add(key(op))
     given, steps = inits[0].shape[0], updates[0].shape[0]
@@ -145,8 +146,11 @@ def _copied(source, target):
 def _step(op, buffers: dict, time):
     """Return the statement that computes an operation at `time`."""
     buffer, at = buffers[key(op), 0], [time, *(axis.var for axis in op.axis[1:])]
-    start, value = _element(op, buffer, at, buffers, {key(op.axis[0].var): time})
-    body = _nest(reduced_of(op), BufferStore(buffer, value, at))
+    shared = reduced_of(op)  # perhaps by several operations, and a variable has one loop
+    own = [IterVar(axis.dom, Var(name_of(axis), str(axis.var.ty)), axis.iter_type) for axis in shared]
+    replaced = {key(old.var): new.var for old, new in zip(shared, own, strict=True)}
+    start, value = _element(op, buffer, at, buffers, {key(op.axis[0].var): time, **replaced})
+    body = _nest(own, BufferStore(buffer, value, at))
     before = [] if start is None else [BufferStore(buffer, start, at)]
     return _nest(list(op.axis)[1:], _joined([*before, body]))
 
@@ -174,8 +178,9 @@ def decl_tensor_intrin(
     Args:
         op: The operation, of `te.compute`, with inputs that are placeholders.
         fcompute: A function of (ins, outs), lists of buffers: it returns the statement that computes the
-            whole result; or this, one that starts a reduction, and one that adds to it. Where only a part of
-            the reduction is in the loops, the last is taken, and loops start the reduction.
+            whole result; or this, one that starts a reduction, and one that adds to it, of which the last
+            may be missing. Where only a part of the reduction is in the loops, the third is taken, and loops
+            start the reduction.
         name: The beginning of its name.
         binds: The buffers by tensor; by default, of the tensors' shapes, with `default_buffer_params`.
         scalar_params: Not supported; None.
@@ -194,7 +199,7 @@ def decl_tensor_intrin(
         given[_of(t)] if _of(t) in given else _buffer(t, **{"offset_factor": 1, **options}) for t in tensors
     ]
     made = fcompute(buffers[:-1], buffers[-1:])
-    body, _, update = made if isinstance(made, list | tuple) else (made, None, None)
+    body, _, update, *_ = (*(made if isinstance(made, list | tuple) else [made]), None, None)
     name, plain = f"{name}.{next(_numbers)}", [_buffer(tensor, offset_factor=1) for tensor in tensors]
     sums, described = _described(op, plain)
     described = _function(plain, sums, described)
@@ -245,8 +250,6 @@ def _element(op, buffer, at: list, buffers: dict, replaced: dict) -> tuple:
     (value,) = op.body
     if not isinstance(value, te.Reduce):
         return None, _on_buffers(value, buffers, replaced)
-    if len(value.source) > 1:
-        raise NotImplementedError(f"te: {op.name}: expected a reduction with one result")
     of, now = value.combiner, BufferLoad(buffer, at)
     terms = {key(of.lhs[0]): now, key(of.rhs[0]): _on_buffers(value.source[0], buffers, replaced)}
     total = _on_buffers(of.result[0], buffers, terms)

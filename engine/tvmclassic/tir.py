@@ -9,6 +9,8 @@ from tvm import tirx
 from tvm.ir import Op
 from tvm.tirx.op import register_intrin_lowering as _register
 
+from .te.ops import constant
+
 _NODES = (tirx.Stmt, tvm.ir.Expr)
 
 
@@ -48,16 +50,36 @@ def structural_hash(node, map_free_vars: bool = False) -> int:
 
 
 def post_order_visit(stmt, fvisit) -> None:
-    """Call `fvisit` with each statement and expression, after those in it."""
-    tvm_ffi.structural_walk(stmt, [(_NODES, lambda node: fvisit(node) and None)])
+    """Call `fvisit` with each statement and expression, once, after those in it."""
+
+    def visit(node, inside):
+        inside()
+        fvisit(node)
+
+    _visit(stmt, visit)
 
 
 def pre_order_visit(stmt, fvisit) -> None:
-    """Call `fvisit` with each statement and expression, before those in it, which False leaves out."""
-    skip, go_on = tvm_ffi.WalkResult.SKIP, tvm_ffi.WalkResult.ADVANCE
-    tvm_ffi.structural_walk(
-        stmt, [(_NODES, lambda node: go_on if fvisit(node) in (None, True) else skip)], order="pre"
-    )
+    """Call `fvisit` with each statement and expression, once, before those in it, which False leaves out."""
+
+    def visit(node, inside):
+        go_on = fvisit(node)
+        if go_on is None or go_on:
+            inside()
+
+    _visit(stmt, visit)
+
+
+def _visit(stmt, visit) -> None:
+    """Call `visit(node, inside)` with each node, once; `inside()` does so with those in it."""
+    seen = {}  # by handle, which no other node gets while the node is kept
+
+    def once(node, visitor):
+        if node.__chandle__() not in seen:
+            seen[node.__chandle__()] = node
+            visit(node, lambda: visitor.default_visit(node))
+
+    tvm_ffi.structural_visit(stmt, [(_NODES, once)])
 
 
 def ir_transform(stmt, preorder, postorder, only_enable=None):
@@ -68,11 +90,14 @@ def ir_transform(stmt, preorder, postorder, only_enable=None):
         preorder: A function of a node, called before those in it; None, or what replaces it, as it is.
         postorder: A function of a node in which the others have been replaced; None, or what replaces it.
         only_enable: The kinds of nodes to call these for, such as ["tir.For"]; by default all.
+
+    Raises:
+        ValueError: A kind that TensorIR no longer has, of which no node would be found.
     """
-    kinds = {name.rpartition(".")[2] for name in only_enable or ()}
+    kinds = tuple(map(_kind, only_enable or ())) or _NODES
 
     def replaced(node, mutator):
-        if kinds and type(node).__name__ not in kinds:
+        if not isinstance(node, kinds):
             return mutator.default_mutate(node)
         new = preorder(node) if preorder else None
         if new is not None:
@@ -84,13 +109,37 @@ def ir_transform(stmt, preorder, postorder, only_enable=None):
     return tvm_ffi.structural_mutate(stmt, [(_NODES, replaced)])
 
 
+def _kind(name: str) -> type:
+    """Return the class of nodes that was called so, such as "tir.For"."""
+    short = name.rpartition(".")[2]
+    short = f"S{short}" if short in ("Block", "BlockRealize") else short
+    for module in (tirx, tvm.s_tir, tvm.ir):
+        if isinstance(found := getattr(module, short, None), type):
+            return found
+    raise ValueError(f"ir_transform: TensorIR has no nodes {name!r} today; expected such as 'tir.For'")
+
+
 def substitute(node, vmap: dict):
-    """Return a statement or expression with variables replaced by expressions."""
-    new = {var.__chandle__(): tvm.runtime.convert(value) for var, value in vmap.items()}
-    return tvm_ffi.structural_map(node, [(tvm.ir.Var, lambda var: new.get(var.__chandle__(), var))])
+    """Return a statement or expression with variables replaced by expressions or numbers."""
+    new = {
+        var.__chandle__(): tirx.const(value, str(var.ty)) if isinstance(value, int | float) else value
+        for var, value in vmap.items()
+    }
+
+    def used(var, region):  # a loop keeps its own variable
+        return new.get(var.__chandle__(), var) if region == tvm_ffi.DefRegionKind.NONE else var
+
+    return tvm_ffi.structural_map(node, with_def_region_kind=[(tvm.ir.Var, used)])
 
 
 # ---------------------------------------------------------------- the IR builder
+
+_KINDS = {
+    "serial": tirx.ForKind.SERIAL,
+    "parallel": tirx.ForKind.PARALLEL,
+    "vectorize": tirx.ForKind.VECTORIZED,
+    "unroll": tirx.ForKind.UNROLLED,
+}
 
 
 class IRBuilder:
@@ -98,6 +147,12 @@ class IRBuilder:
 
     def __init__(self):
         self._statements: list[list] = [[]]
+
+    def __getattr__(self, name: str):
+        raise AttributeError(
+            f"the IR builder has no {name!r} here, but emit, for_range, if_scope, buffer_ptr and get; write "
+            "the statements in TVMScript, tvm.script.tirx"
+        )
 
     def emit(self, stmt) -> None:
         """Add a statement, or the call of a function."""
@@ -108,13 +163,22 @@ class IRBuilder:
         return self._joined(self._statements[-1])
 
     @contextlib.contextmanager
-    def for_range(self, begin, end, name: str = "i", dtype: str = "int32", kind: str = "serial"):
-        """Put what follows into a loop from `begin` to `end`, whose variable this gives."""
+    def for_range(self, begin, end, name: str = "i", dtype=None, kind: str = "serial", for_type=None):
+        """Put what follows into a loop from `begin` to `end`, whose variable this gives.
+
+        The `dtype` is by default that of the bounds, of ints int32. The `kind`, until TVM 0.7 `for_type`, is
+        "serial", "parallel", "vectorize" or "unroll"; ValueError for others.
+        """
+        if (kind := for_type or kind) not in _KINDS:
+            raise ValueError(f"for_range: expected a kind of {', '.join(_KINDS)}; got {kind!r}")
+        if dtype is None:
+            given = [str(getattr(each, "ty", "")) for each in (begin, end)]
+            dtype = "int64" if "int64" in given else "int32"
+        first, last = (_of_dtype(each, dtype) for each in (begin, end))
         var = tirx.Var(name, dtype)
         with self._inside() as body:
             yield var
-        first = tirx.const(begin, dtype) if isinstance(begin, int) else begin
-        self.emit(tirx.For(var, first, end - begin, tirx.ForKind[kind.upper()], self._joined(body)))
+        self.emit(tirx.For(var, first, last - first, _KINDS[kind], self._joined(body)))
 
     @contextlib.contextmanager
     def if_scope(self, cond):
@@ -124,8 +188,11 @@ class IRBuilder:
         self.emit(tirx.IfThenElse(cond, self._joined(body), None))
 
     def buffer_ptr(self, buf, shape=None) -> "_Elements":
-        """Return what reads and writes elements of a buffer, by one index for each of its axes."""
-        return _Elements(self, buf)
+        """Return what reads and writes elements of a buffer.
+
+        An element has an index for each axis of `shape`, by default the buffer's, or one among all elements.
+        """
+        return _Elements(self, buf, buf.shape if shape is None else shape)
 
     @contextlib.contextmanager
     def _inside(self):
@@ -141,15 +208,43 @@ class IRBuilder:
 
 
 class _Elements:
-    def __init__(self, builder: IRBuilder, buffer):
+    def __init__(self, builder: IRBuilder, buffer, shape):
         self._builder, self._buffer = builder, buffer
+        self._shape = [_of_dtype(extent, "int32") if isinstance(extent, int) else extent for extent in shape]
+        self._is_whole = tvm_ffi.structural_equal(list(buffer.shape), self._shape)
 
     def __getitem__(self, at):
-        return tirx.BufferLoad(self._buffer, list(at) if isinstance(at, tuple) else [at])
+        return tirx.BufferLoad(self._buffer, self._indices(at))
 
     def __setitem__(self, at, value):
         value = tirx.const(value, self._buffer.dtype) if isinstance(value, int | float) else value
-        self._builder.emit(tirx.BufferStore(self._buffer, value, list(at) if isinstance(at, tuple) else [at]))
+        self._builder.emit(tirx.BufferStore(self._buffer, value, self._indices(at)))
+
+    def _indices(self, at) -> list:
+        """Return the buffer's indices of an element: of axes of `shape`, or of all elements in a row."""
+        at = list(at) if isinstance(at, tuple | list) else [at]
+        if len(at) not in (1, len(self._shape)):
+            raise IndexError(
+                f"{self._buffer.name}: expected {len(self._shape)} indices, or one among all elements; "
+                f"got {len(at)}"
+            )
+        own = list(self._buffer.shape)
+        if not own or (self._is_whole and len(at) == len(own)):
+            return at[: len(own)]
+        place, *rest = [_of_dtype(index, "int32") if isinstance(index, int) else index for index in at]
+        for index, extent in zip(rest, self._shape[1:], strict=False):
+            place = place * extent + index
+        indices = []
+        for extent in reversed(own[1:]):
+            indices.append(place % extent)
+            place = place // extent
+        return [place, *reversed(indices)]
+
+
+def _of_dtype(value, dtype: str):
+    """Return a number or an expression as an expression of a dtype."""
+    number = constant(value)
+    return value.astype(dtype) if number is None else tirx.const(number, dtype)
 
 
 # ---------------------------------------------------------------- rules for intrinsics
