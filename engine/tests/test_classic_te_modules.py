@@ -458,6 +458,16 @@ def test_all_but_reductions_and_results_are_inlined():
     close(result.numpy(), exact, 16, scale=(np.abs(f64(given) * 2 + 1).sum(1) + 3) ** 2)
 
 
+def test_a_stage_whose_loops_are_split_is_not_inlined():
+    x = te.placeholder((8,), name="x")
+    doubled = te.compute(x.shape, lambda i: x[i] * 2, name="doubled")
+    y = te.compute(x.shape, lambda i: doubled[i] + 1, name="y")
+    s = te.create_schedule(y.op)
+    s[doubled].vectorize(s[doubled].split(doubled.op.axis[0], factor=4)[1])
+    te.schedule.AutoInlineInjective(s)
+    assert s[doubled].attach_type == "root" and loops(s, [x, y]) == chain("2", "v4") + chain("8")
+
+
 def test_a_variable_says_its_dtype():
     assert (te.var("n").dtype, te.var("x", "float32").dtype) == ("int32", "float32")
     assert tvm.tir.decl_buffer((3,), "int8").dtype == "int8"

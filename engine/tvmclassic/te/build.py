@@ -37,9 +37,9 @@ def lower(inp, args=None, name: str = "main", binds=None, simple_mode: bool = Fa
         args: Its arguments: tensors of `te`, and variables; only for a schedule.
         name: The function's name.
         binds: Not supported: buffers of arguments; None.
-        simple_mode: Whether to return loops without blocks, for printing. Else the module has the blocks of
-            TensorIR, on which a `tvm.s_tir.Schedule` can go on. `build` takes both. For
-            printing, results may be missing among the arguments: they follow these.
+        simple_mode: Whether to return loops without blocks, for printing: then results may be missing among
+            the arguments, and follow these. Else the module has the blocks of TensorIR, on which a
+            `tvm.s_tir.Schedule` can go on. `build` takes both.
 
     Raises:
         TypeError: `inp` is something else, or a schedule without `args`.

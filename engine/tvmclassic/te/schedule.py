@@ -206,11 +206,15 @@ def create_schedule(ops) -> Schedule:
 
 
 def inline_all(schedule: Schedule) -> None:
-    """`te.schedule.AutoInlineInjective`: compute what is no reduction and no result where it is read."""
+    """`te.schedule.AutoInlineInjective`: compute where it is read what is no reduction and no result.
+
+    A stage that is attached, or whose loops are split, fused or reordered, stays.
+    """
     read = {key(t.op) for s in schedule.stages if isinstance(s.op, te.ExternOp) for t in s.op.input_tensors}
     for stage in schedule.stages:
         alone = isinstance(stage.op, te.ComputeOp) and not stage.op.reduce_axis and key(stage.op) not in read
-        if alone and not stage.is_output and stage.attach_type == "root" and len(outputs_of(stage.op)) == 1:
+        scheduled = bool(stage.steps) or stage.attach_type != "root"
+        if alone and not (stage.is_output or scheduled) and len(outputs_of(stage.op)) == 1:
             stage.compute_inline()
 
 
