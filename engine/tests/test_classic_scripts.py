@@ -246,6 +246,7 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
         ("target.mali", r"no tvm\.target\.mali"),
         ("contrib.pipeline_executor", r"tvm\.contrib\.pipeline_executor: the pipeline executor was dropped"),
         ("contrib.graph_exectuor", "near names: graph_executor"),
+        ("relay.analysis._ffi_api", r"tvmclassic serves no tvm\.relay\.analysis\._ffi_api"),
     ],
 )
 def test_unknown_attributes(enabled, path, words):
@@ -1095,6 +1096,7 @@ def test_tvmc_on_the_command_line_refuses_with_a_sentence(enabled, tmp_path, cap
         (["compile", str(tmp_path / "net.onnx")], 1, f"Error: tvmc.load: no file {tmp_path / 'net.onnx'}\n"),
         (["compile", "--input-shapes", "data=1,3", "net.onnx"], 1, 'expected "name:[1,3,224,224] name2:[1,8]", got'),
         (["run", __file__], 1, "is no package that tvmc compile wrote"),
+        (["run", "--rpc-tracker", ":9190", __file__], 1, "--rpc-tracker: expected HOST:PORT, got ':9190'"),
         (["run"], 2, "usage: tvmc run"),
         (["tune", "net.onnx"], 2, "--output"),
     ]:

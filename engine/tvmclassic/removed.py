@@ -6,6 +6,7 @@ reason. `names` turns them into tables.
 
 import csv
 import difflib
+import re
 import types
 from pathlib import Path
 
@@ -14,8 +15,10 @@ with open(Path(__file__).with_name("names.csv"), newline="", encoding="utf-8") a
     for _kind, _old, *_row in list(csv.reader(_file))[1:]:
         ROWS.setdefault(_kind, {})[_old] = tuple(_row)
 _GONE = {old.removeprefix("tvm."): note for old, (_, note) in ROWS["gone"].items()}
-# What old scripts also import from elsewhere; "contrib" says nothing of a name.
-_BY_NAME = {old.rpartition(".")[2]: note for old, note in _GONE.items() if "contrib" not in old}
+# What old scripts also import from elsewhere: a name that says by itself what it is.
+_BY_NAME = {
+    old.rpartition(".")[2]: note for old, note in _GONE.items() if not re.search("contrib|topi|_ffi_api", old)
+}
 
 
 class StubModule(types.ModuleType):

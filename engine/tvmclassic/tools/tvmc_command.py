@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tracker(args) -> dict:
     host, _, port = (args.rpc_tracker or "").partition(":")
-    if port and not port.isdigit():
+    if (args.rpc_tracker and not host) or (port and not port.isdecimal()):
         raise tvmc.TVMCException(f"--rpc-tracker: expected HOST:PORT, got {args.rpc_tracker!r}")
     return {"hostname": host or None, "port": int(port or 9090)}
 
