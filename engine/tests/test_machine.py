@@ -66,6 +66,24 @@ def test_only_cpus_of_the_affinity_mask_count(made_up, cpus, cores):
     assert machine.usable_cores(made_up(PAIRS, cpus=cpus)) == cores
 
 
+def test_to_stay_on_cpus_of_which_some_are_not_there_is_an_error(monkeypatch):
+    """Linux takes those that are there, without a word."""
+    now = {0, 1, 2}
+
+    def set_to(process, cpus):
+        now.clear()
+        now.update({0, 1, 2} & set(cpus))
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(now), raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", set_to, raising=False)
+    monkeypatch.setenv("TVM_BIND_THREADS", "1")
+    with pytest.raises(ValueError, match=r"cannot stay on \[1, 7\] \(no CPU 7\); those that .* may use: 0, 1, 2"):
+        machine.stay_on([1, 7])
+    assert now == {0, 1, 2} and os.environ["TVM_BIND_THREADS"] == "1"
+    machine.stay_on([1])
+    assert now == {1} and os.environ["TVM_BIND_THREADS"] == "0"
+
+
 def test_without_topology_each_cpu_counts(made_up):
     assert machine.usable_cores(made_up({}, cpus=[0, 1, 2])) == 3
 

@@ -129,7 +129,8 @@ def bench(
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     if threads or cpus or quota:
-        usable = max(1, min(machine.usable_cores(), int(quota) if quota else machine.usable_cores()))
+        usable = machine.usable_cores()
+        usable = min(usable, max(1, int(quota))) if quota else usable
         set_tvm_threads(usable, threads or min(usable, machine.threads()))  # before TVM starts them
     from .profiling import benchmark  # for speed: --help loads nothing
 
@@ -266,7 +267,7 @@ def tracker(
 
 def _cpus(text: str) -> list[int]:
     """Return the numbers of an option such as 0,1; none for an empty one."""
-    if not all(cpu.strip().isdigit() for cpu in text.split(",") if text):
+    if not all(cpu.strip().isdecimal() for cpu in text.split(",") if text):
         raise typer.BadParameter(
             f"expected numbers with commas such as 0,1; got {text!r}", param_hint="--cores"
         )

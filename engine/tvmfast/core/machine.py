@@ -118,11 +118,14 @@ def stay_on(cpus: list[int]) -> None:
     TVM would bind its threads to others, so that these are left unbound. Raises ValueError for CPUs that this
     process may not use, and on other systems.
     """
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     try:
         os.sched_setaffinity(0, cpus)
-    except (OSError, AttributeError) as error:
-        allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ["none"]
-        known = ", ".join(map(str, allowed))
+        if others := set(cpus) - os.sched_getaffinity(0):  # Linux takes those of them that it has
+            os.sched_setaffinity(0, before)
+            raise OSError(f"no CPU {min(others)}")
+    except (OSError, OverflowError, AttributeError) as error:
+        known = ", ".join(map(str, sorted(before))) or "none"
         raise ValueError(
             f"cores: cannot stay on {cpus} ({error}); those that this process may use: {known}"
         ) from None
