@@ -119,6 +119,18 @@ def test_the_group_is_removed_after_a_kill(tmp_path, number):
     assert not groups(root)
 
 
+def test_a_process_that_was_forked_in_the_group_does_not_hold_up_its_end(tmp_path):
+    root = system(tmp_path, ONE)
+    code = (
+        "import os, signal, sys; from tvmfast.profiling import quotas\n"
+        "quotas._REMOVE = sys.argv[2]\n"
+        "with quotas.limited(0.5, sys.argv[1]):\n    child = os.fork() or signal.pause()\n"
+        "os.kill(child, signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", code, str(root), quotas._REMOVE]
+    assert subprocess.run(command, timeout=120).returncode == 0 and not groups(root)
+
+
 def test_the_kernel_counts_what_is_in_the_group():
     """Where a process may make one: it is another, whose threads alone are limited."""
     code = (

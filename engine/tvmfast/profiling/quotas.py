@@ -46,9 +46,13 @@ def limited(cores: float, root: str | os.PathLike = "/") -> Iterator[Path]:
 def _member(own: Path, parent: Path, settings: dict[str, str]) -> Iterator[Path]:
     """Make a group with settings below `parent`, and move this process into it, afterwards back to `own`."""
     group = Path(tempfile.mkdtemp(prefix="tvmfast-", dir=parent))
-    remover = subprocess.Popen(
-        ["sh", "-c", _REMOVE, str(group)], stdin=subprocess.PIPE, start_new_session=True
-    )
+    try:
+        remover = subprocess.Popen(
+            ["sh", "-c", _REMOVE, str(group)], stdin=subprocess.PIPE, start_new_session=True
+        )
+    except OSError:
+        group.rmdir()
+        raise
     try:
         for name, value in settings.items():
             (group / name).write_text(value)
@@ -58,7 +62,7 @@ def _member(own: Path, parent: Path, settings: dict[str, str]) -> Iterator[Path]
         finally:
             (own / "cgroup.procs").write_text(str(os.getpid()))
     finally:
-        remover.communicate()
+        remover.communicate(b"\n")  # a process that was forked in the group may hold the pipe open
 
 
 def _places(root: Path, quota: int) -> Iterator[tuple[Path, Path, dict[str, str]]]:
