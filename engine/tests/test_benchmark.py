@@ -295,6 +295,30 @@ def under_quota(quick):
     return noted
 
 
+class Counting(nn.Module):
+    """A network with an attribute `state`, and no `inputs`."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.linear, self.state = nn.Linear(4, 2), state
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("state", [torch.zeros(3), {"calls": 1}])
+def test_a_network_may_have_an_attribute_state(quick, state):
+    given = {"mine": (Counting(state).eval(), np.ones((3, 4), "float32"))}
+    for row in benchmark.run(given, ["pytorch", "onnxruntime"], seconds=0.01, echo=str)["results"]:
+        assert row["error"] is None and row["difference"] < 1e-6 and row["input"] == [3, 4]
+
+
+def test_caches_have_the_dtypes_of_the_inputs():
+    net = Counting({"cache": "output1"})
+    net.inputs = {"data": ((1, 1), "int64"), "cache": ((2, 3), "float16")}
+    assert [(cache.shape, cache.dtype) for cache in networks.caches(net)] == [((2, 3), torch.float16)]
+
+
 def test_a_quota_limits_the_timed_calls_alone(quick, under_quota, tmp_path):
     seen, compare, popen = [], benchmark.measure.compare, benchmark.subprocess.Popen
 
@@ -316,6 +340,7 @@ def test_a_quota_limits_the_timed_calls_alone(quick, under_quota, tmp_path):
 def test_cores_bind_the_process_and_leave_a_thread_for_each(quick, under_quota):
     set_to, seen = [], []
     quick.setattr(os, "sched_setaffinity", lambda process, cpus: set_to.append(cpus))
+    quick.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     quick.setattr(commands, "set_tvm_threads", lambda cores, threads: seen.append((cores, threads)))
     quick.setattr(machine, "usable_cores", lambda: 3)
     quick.setenv("TVM_NUM_THREADS", "4")
@@ -452,6 +477,7 @@ def test_a_package_that_is_not_installed_is_named_before_any_work(monkeypatch, a
         (["--quota", "1000"], f"expected 0 for none, or 0.01 to {os.cpu_count()}, got 1000.0"),
         (["--cores", "0;1"], "Invalid value for --cores: expected numbers with commas such as 0,1; got '0;1'"),
         (["--cores", "4000"], "cores: cannot stay on [4000] ("),
+        (["--cores", "9999999999999"], "cores: cannot stay on [9999999999999] ("),
         (["gpt2_step", "--batch", "2"], "gpt2_step writes one text: expected a batch of 1, got 2"),
         (["--seconds", "0"], "Invalid value for --seconds: expected a number above 0, got 0.0"),
         (["--seconds", "nan"], "Invalid value for --seconds: expected a number above 0, got nan"),

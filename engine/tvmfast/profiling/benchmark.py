@@ -248,7 +248,7 @@ def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Call
 
 def _first(net: torch.nn.Module, call: Callable, x: np.ndarray) -> np.ndarray:
     """Return the first result; of a network with a cache the first three, which read it."""
-    return np.stack([call(x) for _ in range(3)]) if hasattr(net, "state") else call(x)
+    return np.stack([call(x) for _ in range(3)]) if networks.state_of(net) else call(x)
 
 
 def _difference(result: np.ndarray, wanted: np.ndarray) -> float | None:
@@ -270,10 +270,10 @@ def _reason(error: Exception) -> str:
 
 
 def _tvm(net, x, folder, records=None):
-    state = getattr(net, "state", None)
+    state = networks.state_of(net)
     mod, params = from_pytorch(net, net.inputs if state else {"data": (x.shape, str(x.dtype))})
     start = clock.perf_counter()
-    lib = build(mod, params, records=records, state=state)
+    lib = build(mod, params, records=records, state=state or None)
     return _at_positions(net, lib), clock.perf_counter() - start
 
 
@@ -312,11 +312,10 @@ def _compile(net, x, folder):
         raise RuntimeError(lacks)
     torch.compiler.reset()  # after some networks of one class, it would stop compiling them
     compiled = torch.compile(net, dynamic=False)
-    call = _on_numpy(net, compiled)
     start = clock.perf_counter()
-    call(x)
+    _on_numpy(net, compiled)(x)
     spent = clock.perf_counter() - start
-    return (_on_numpy(net, compiled) if hasattr(net, "state") else call), spent  # from position 0 on
+    return _on_numpy(net, compiled), spent  # from position 0 on
 
 
 def _on_numpy(net, compiled=None):
@@ -375,8 +374,8 @@ def _openvino(net, x, folder):
     start = clock.perf_counter()
     core = openvino.Core()
     model = core.read_model(file)
-    if hasattr(net, "state"):
-        apply_make_stateful_transformation(model, {name: f"{name}_next" for name in net.state})
+    if state := networks.state_of(net):
+        apply_make_stateful_transformation(model, {name: f"{name}_next" for name in state})
     else:
         model.reshape(list(x.shape))
     request = core.compile_model(model, "CPU", settings).create_infer_request()
@@ -404,9 +403,8 @@ def _interval(ends: tuple[float, float]) -> str:
     return " " + "-".join(f"{end:.{2 if end < 9.995 else 0}f}" for end in ends)
 
 
-_COLUMNS: dict[
-    str, tuple[str, int, Callable[..., str]]
-] = {  # of the table, after network and runtime: head, width, format
+# Of the table, after network and runtime: head, width, format.
+_COLUMNS: dict[str, tuple[str, int, Callable[..., str]]] = {
     "median_ms": ("median ms", 10, _ms),
     "p95_ms": ("95 % ms", 8, _ms),
     "tvm_ratio": ("TVM / it", 9, "{:.2f}".format),

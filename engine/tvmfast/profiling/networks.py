@@ -185,16 +185,22 @@ class Decoding(nn.Module):
 
 
 def arguments(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    """Return what the first call of a network gets: `x`; if it has `state`, position 0 and its caches too."""
+    """Return what the first call of a network gets: `x`; with `state_of` position 0 and its caches too."""
     known = caches(net)
     return (x, torch.zeros(1, dtype=torch.int64), *known) if known else (x,)
 
 
+def state_of(net: nn.Module) -> dict[str, str]:
+    """Return the `state` of a network that has `inputs` beside it, such as `Decoding`; of others nothing."""
+    state = getattr(net, "state", None)
+    return state if isinstance(state, dict) and hasattr(net, "inputs") else {}
+
+
 def caches(net: nn.Module) -> list[Tensor]:
-    """Return the state before the first call, zeros, of a network with `inputs` and `state`; else nothing."""
-    if not hasattr(net, "state"):
-        return []
-    return [torch.zeros(spec.shape) for spec in parse_inputs(net.inputs) if spec.name in net.state]
+    """Return the state before the first call, zeros, of a network with `state_of`; else nothing."""
+    state = state_of(net)
+    specs = parse_inputs(net.inputs) if state else []
+    return [torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs if spec.name in state]
 
 
 class _FirstResult(nn.Module):
@@ -243,10 +249,10 @@ def export_onnx(
 ) -> None:
     """Write `net` to an ONNX file, for `shape` and `dtype`: opset 17, input "data", symbolic batch size N.
 
-    A network with `state` has the inputs "data", "position" and those of its state, and for each an output,
-    with "_next" after the name; all sizes are fixed.
+    A network with `state_of` has the inputs "data", "position" and those of its state, and for each
+    of these an output, with "_next" after the name; all sizes are fixed.
     """
-    state = [*getattr(net, "state", {})]
+    state = [*state_of(net)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own notices about this exporter
         torch.onnx.export(
