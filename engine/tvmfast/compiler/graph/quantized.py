@@ -118,7 +118,7 @@ class _Weight:
 
     values: np.ndarray
     scale: np.ndarray
-    axis: int
+    axis: int | None
 
 
 @relax.expr_functor.mutator

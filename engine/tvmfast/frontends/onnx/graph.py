@@ -239,12 +239,9 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], has_dynamic_d
     for node in graph.node:
         if node.op_type == "CastLike" and types.get(node.input[1]):  # only the dtype of input 1 matters
             node = make_node("Cast", node.input[:1], node.output, node.name, to=types[node.input[1]])
-        is_control_flow = node.op_type in (
-            "If",
-            "Loop",
-            "Scan",
-        )  # for speed: their nodes may be many thousands
-        inner = _inlined(node, values, shapes, opsets, [*graph.node, *nodes]) if is_control_flow else None
+        inner = None
+        if node.op_type in ("If", "Loop", "Scan"):  # the list may be of many thousands
+            inner = _inlined(node, values, shapes, opsets, [*graph.node, *nodes])
         if inner is not None:
             nodes += inner
             folded = True

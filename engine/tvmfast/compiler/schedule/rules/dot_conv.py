@@ -89,10 +89,8 @@ class DotConv(ScheduleRule):
     def packed_shape(self, workload: Convolution, config, lanes: int) -> tuple[int, ...]:
         (outs, _, *window), inner = workload.weight, workload.packed_input_shape(lanes)[-1]
         terms = DOTS[config.instruction].terms
-        blocks, ins = (
-            round_up(ceildiv(outs, lanes), config.tile_oc),
-            _band(workload, config.tile_oc, lanes)[0],
-        )
+        blocks = round_up(ceildiv(outs, lanes), config.tile_oc)
+        ins = _band(workload, config.tile_oc, lanes)[0]
         return blocks, ins, *window, inner // terms, lanes, terms
 
     def packed_dtype(self, config) -> str:
