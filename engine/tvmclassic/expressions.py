@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import SBlock, SBlockRealize, TensorIntrin
 from tvm.s_tir.analysis import get_sblock_access_region
-from tvm.tirx import BufferLoad, BufferStore, For, ForKind, SeqStmt, Var, decl_buffer
+from tvm.tirx import BufferLoad, BufferStore, For, ForKind, IterVar, SeqStmt, Var, decl_buffer
 
 from .te.ops import constant, key, name_of, new_axis, ordered, outputs_of, reduced_of
 
@@ -146,8 +146,11 @@ def _copied(source, target):
 def _step(op, buffers: dict, time):
     """Return the statement that computes an operation at `time`."""
     buffer, at = buffers[key(op), 0], [time, *(axis.var for axis in op.axis[1:])]
-    start, value = _element(op, buffer, at, buffers, {key(op.axis[0].var): time})
-    body = _nest(reduced_of(op), BufferStore(buffer, value, at))
+    shared = reduced_of(op)  # perhaps by several operations, and a variable has one loop
+    own = [IterVar(axis.dom, Var(name_of(axis), str(axis.var.ty)), axis.iter_type) for axis in shared]
+    replaced = {key(old.var): new.var for old, new in zip(shared, own, strict=True)}
+    start, value = _element(op, buffer, at, buffers, {key(op.axis[0].var): time, **replaced})
+    body = _nest(own, BufferStore(buffer, value, at))
     before = [] if start is None else [BufferStore(buffer, start, at)]
     return _nest(list(op.axis)[1:], _joined([*before, body]))
 

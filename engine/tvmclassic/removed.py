@@ -17,9 +17,7 @@ with open(Path(__file__).with_name("names.csv"), newline="", encoding="utf-8") a
 _GONE = {old.removeprefix("tvm."): note for old, (_, note) in ROWS["gone"].items()}
 # What old scripts also import from elsewhere: a name that says by itself what it is.
 _BY_NAME = {
-    old.rpartition(".")[2]: note
-    for old, note in _GONE.items()
-    if not re.search("contrib|topi|_ffi_api", old)
+    old.rpartition(".")[2]: note for old, note in _GONE.items() if not re.search("contrib|topi|_ffi_api", old)
 }
 
 
