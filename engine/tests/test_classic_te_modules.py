@@ -37,6 +37,13 @@ def test_a_module_has_its_old_methods(added, tmp_path):
         module.time_evaluator("add", ctx=tvm.cpu(), number=1),
     ):
         assert timer(x, y, z).mean > 0
+    for there_is_none in (
+        lambda: module["subtract"],
+        lambda: module.get_function("subtract"),
+        lambda: module.time_evaluator("subtract", tvm.cpu()),
+    ):
+        with pytest.raises(AttributeError, match="Module has no function 'subtract'"):
+            there_is_none()
     module.save(str(tmp_path / "add.o"))
     module.save(str(tmp_path / "add.ll"))
     assert (tmp_path / "add.o").stat().st_size and "define" in (tmp_path / "add.ll").read_text()
@@ -226,6 +233,28 @@ def test_threads_may_share_a_sum():
     source = tvm.build(s, [x, total], "cuda").imported_modules[0].get_source()
     assert "threadIdx.x" in source and "total" in source
     assert "local" in tvm.lower(s, [x, total]).script()
+
+
+@pytest.mark.parametrize("factored", [True, False])
+@pytest.mark.parametrize("length, known", [(64, True), (60, True), (5, True), (50, False)])
+def test_threads_may_share_a_sum_of_any_length(length, known, factored):
+    n = length if known else te.var("n")
+    x = te.placeholder((8, n), name="x")
+    k = te.reduce_axis((0, n), name="k")
+    total = te.compute((8,), lambda i: te.sum(x[i, k], axis=k), name="total")
+    s = te.create_schedule(total.op)
+    _, ki = s[total].split(k, factor=16)
+    if factored:
+        part = s.rfactor(total, ki)
+        (ki,) = s[total].op.reduce_axis
+        s[part].compute_at(s[total], ki)
+    s[total].bind(s[total].op.axis[0], te.thread_axis("blockIdx.x"))
+    s[total].bind(ki, te.thread_axis("threadIdx.x"))
+    source = tvm.build(s, [x, total], "cuda").imported_modules[0].get_source()
+    assert "threadIdx.x" in source and "__shfl_down_sync" in source
+    given, out = values(8, length), tvm.nd.empty((8,))
+    tvm.build(emulate(tvm.lower(s, [x, total])["main"]), "llvm")(tvm.nd.array(given), out)
+    close(out.numpy(), f64(given).sum(1), length, scale=np.abs(f64(given)).sum(1))
 
 
 def test_a_shared_sum_of_rows_that_leave_a_rest_is_refused():

@@ -37,6 +37,8 @@ def _call(module: Module, *args):
 def _time_evaluator(original):
     def time_evaluator(self, func_name, dev=None, number=10, repeat=1, *args, ctx=None, **options):
         """`Module.time_evaluator`, with the device also as `ctx`."""
+        if self.kind != "rpc" and not self.implements_function(func_name, True):
+            raise AttributeError(f"Module has no function {func_name!r}")  # as of module[func_name]
         return original(self, func_name, ctx if dev is None else dev, number, repeat, *args, **options)
 
     return time_evaluator

@@ -1,8 +1,9 @@
-"""Sums without a rest, for `rfactor`: TVM 0.27's `compute_at` forgets the condition of a factored block.
+"""Sums without a rest, for `rfactor` and for threads: TVM 0.27 forgets the condition of a block there.
 
 Where the loops that `rfactor` splits off leave a rest, TensorIR keeps the last steps out by a condition, and
-`compute_at` of the factored block drops it, without a word. So the sum gets as many steps as the splits want
-before it becomes a function of TensorIR: those beyond the end add the identity of the reduction.
+`compute_at` of the factored block drops it, without a word; so does the store of a sum that threads share. So
+the sum gets as many steps as the splits want before it becomes a function of TensorIR: those beyond the end
+add the identity of the reduction.
 """
 
 import tvm
@@ -10,7 +11,7 @@ import tvm_ffi
 from tvm import te
 from tvm.tirx import IterVar
 
-from .ops import constant, key, ordered, reduced_of
+from .ops import REDUCE, constant, key, ordered, reduced_of
 from .steps import CacheWrite, Fuse, RFactor, Split
 
 
@@ -27,6 +28,12 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
             own = [root for root in change.roots if any(key(root) == key(axis) for axis in reduced_of(op))]
             multiples = {key(root): _multiple(root, change.steps) for root in own}
             if any(_leaves_rest(root, multiples[key(root)]) for root in own):
+                sums.setdefault(key(op), {}).update(multiples)
+    for stage in schedule.stages:  # sums that threads share, of which each takes as many steps
+        if any(axis.iter_type == REDUCE and key(axis) in stage.threads for axis in stage.leaf_iter_vars):
+            op = sources.get(id(stage), stage.origin_op)
+            multiples = {key(root): _multiple(root, stage.steps, False) for root in reduced_of(stage.op)}
+            if any(_leaves_rest(root, multiples.get(key(root))) for root in reduced_of(op)):
                 sums.setdefault(key(op), {}).update(multiples)
     outputs = [arg for arg in args if isinstance(arg, te.Tensor)]
     ops, read = ordered([output.op for output in outputs]), {}
@@ -59,18 +66,21 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
     return [new(arg) if isinstance(arg, te.Tensor) else arg for arg in args], old
 
 
-def _multiple(axis: IterVar, steps: list) -> int | None:
-    """Return what the length of an axis has to be a multiple of; None where that is not known."""
+def _multiple(axis: IterVar, steps: list, capped: bool = True) -> int | None:
+    """Return what the length of an axis has to be a multiple of; None where that is not known.
+
+    `capped`: no loop gets longer than it was, as loops of threads may.
+    """
     for step in steps:
         if not any(key(each) == key(axis) for each in step.of):
             continue
         if isinstance(step, Fuse):
             return None
         if isinstance(step, Split):
-            parts = [_multiple(part, steps) for part in step.parts]
+            parts = [_multiple(part, steps, capped) for part in step.parts]
             fixed, other = parts[step.sized], parts[1 - step.sized]
             extent = constant(axis.dom.extent)
-            size = step.size if extent is None else min(step.size, extent)
+            size = min(step.size, extent) if capped and extent is not None else step.size
             return size * other if fixed and other and size % fixed == 0 else None
     return 1
 
