@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import tvm
 from agreement import close, reference
 from emulated_amx import SETS, functions, target, tiles  # noqa: F401 (a fixture)
 from test_dot import Network, convolved, residual
@@ -16,7 +17,8 @@ from torch import nn
 import tvmfast
 from tvmfast.compiler.schedule.amx import INSTRUCTIONS
 from tvmfast.core import machine
-from tvmfast.core.simd import simd_of
+from tvmfast.core.simd import Simd, simd_of
+from tvmfast.profiling import peak
 
 HAS_TILES = "amx-tile" in machine.instruction_sets()
 SERVER = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "sapphirerapids", "num-cores": 2}
@@ -299,3 +301,36 @@ def test_tiles_compute_what_vectors_compute(rng, tmp_path):
     wanted = by_vectors(x)
     np.testing.assert_array_equal(by_tiles(x), wanted)
     np.testing.assert_array_equal(tvmfast.load(by_tiles.save(tmp_path / "net"))(x), wanted)
+
+
+# ---------------------------------------------------------------- the peak
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+def test_the_peak_is_measured_by_six_products_without_loads(instruction):
+    library = peak.tile_recurrence(instruction, machine.checked_target(SERVER))
+    loop = min(inner_loops(library.inspect_source("asm"), instruction), key=len)  # which LLVM may unroll
+    words = [line.split()[0] for line in loop if line.split()]
+    assert words.count(instruction) % 6 == 0
+    assert not {"tileloadd", "tilestored", "tilezero", "ldtilecfg"} & {*words}
+
+
+def test_the_peaks_kernel_adds_a_product_in_each_step(rng, tiles):  # noqa: F811
+    kernel = peak.tile_recurrence("tdpbusd", machine.checked_target(target()))["main"]
+    a, b = rng.integers(0, 256, (16, 64)).astype("uint8"), rng.integers(-128, 128, (16, 64)).astype("int8")
+    sums = np.ones((6, 16, 16), "int32")
+    arrays = [tvm.runtime.tensor(each) for each in (a.view("int32"), b.view("int32"), sums)]
+    kernel(*arrays, 3)
+    wanted = 3 * a.astype("int64") @ b.reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16).astype("int64")
+    np.testing.assert_array_equal(arrays[2].numpy(), np.broadcast_to(wanted, sums.shape))
+    assert tiles.products() == 6 * 3
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+def test_a_machine_without_amx_has_the_peak_of_vectors(instruction, monkeypatch):
+    peak.tile_ops.cache_clear()
+    for name, found in (("int8_ops", 4e11), ("bf16_flops", 2e11)):
+        monkeypatch.setattr(peak, name, lambda seconds, found=found: found)
+    monkeypatch.setattr(peak, "simd_of", lambda target: Simd(16, 32))
+    assert peak.tile_ops(instruction) == {"tdpbusd": 4e11, "tdpbf16ps": 2e11}[instruction]
+    peak.tile_ops.cache_clear()

@@ -316,11 +316,12 @@ def test_a_profile_has_all_kernels_of_the_network(profiled, lib):
         assert "with the stopwatch" in text and "conv2d + add + add + relu" in text
 
 
-def invented_profile(**counts) -> profiler.Profile:
+def invented_profile(instruction: str = "", **counts) -> profiler.Profile:
     """A profile of two runs with invented times: conv 2 and 4 ms in two calls each, dense 1 ms."""
     names = {"conv": (10**8, 10**6), "dense": (10**5, 10**7)}
+    of_tiles = {"instruction": instruction} if instruction else {}
     graph = {
-        "kernels": {"conv": {"family": "winograd", "m": 4}, "dense": {"family": "none"}},
+        "kernels": {"conv": {"family": "winograd", "m": 4} | of_tiles, "dense": {"family": "none"}},
         "costs": {k: {"flops": f, "reads": b, "writes": 0, "operators": [k], **counts} for k, (f, b) in names.items()},
         "nodes": [
             {"kernel": k, "makes": [{"shape": [1, n]}]}
@@ -445,3 +446,17 @@ def test_the_limit_adds_the_times_of_all_kinds_at_their_peaks(monkeypatch):
     assert profile.dots[0][0] == 2 * (10**8 + 8 * 10**8)
     assert list(profile.frame()["int Mop"]) == [1600, 800] and "int Gop/s" in profile.frame()
     assert "int Mop" not in invented_profile().frame()
+
+
+def test_the_limit_of_a_kernel_with_tiles_is_that_of_its_instruction(monkeypatch):
+    monkeypatch.setattr(peak, "tile_ops", {"tdpbusd": 3200e9, "tdpbf16ps": 1600e9}.__getitem__)
+    monkeypatch.setattr(peak, "int8_ops", lambda: 400e9)
+    monkeypatch.setattr(peak, "bf16_flops", lambda: 200e9)
+    for counts, instruction, of_all in (
+        ({"int_ops": 8 * 10**8}, "tdpbusd", 1e8 / 100e9 + 8e8 / 3200e9),
+        ({"bf16_flops": 10**8}, "tdpbf16ps", 1e8 / 1600e9),
+        ({"int_ops": 8 * 10**8}, "vpdpbusd 512", 1e8 / 100e9 + 8e8 / 400e9),
+    ):
+        conv = invented_profile(instruction=instruction, **counts).kernels["conv"]
+        assert conv.computing == pytest.approx(2 * of_all)
+        assert conv.tiles == (instruction if instruction.startswith("t") else "")

@@ -2,7 +2,7 @@
 
 `python -m tvmfast bench` compares what a network reaches with `flops`; compare a kernel that moves more than
 it computes with `bandwidth`, one of 8-bit integers with `int8_ops`, one of pairs of bfloat16 with
-`bf16_flops`.
+`bf16_flops`, and one that AMX multiplies with `tile_ops`.
 
 Each thread repeats its own call, about a millisecond long, and waits for no other. For each repetition of
 the first thread, the speeds of what all threads run at that moment are added; the largest sum counts. So
@@ -27,7 +27,7 @@ import tvm
 from tvm.script import tirx as T
 
 from ..compiler import codegen
-from ..compiler.schedule import pairs
+from ..compiler.schedule import amx, pairs
 from ..compiler.schedule.dot import DOTS, Dot
 from ..core import machine
 from ..core.compat import fast_tvmscript_parser
@@ -40,6 +40,8 @@ _STREAMS = 4  # that a thread reads side by side
 _PLACEMENTS = 8  # at least, each measured for an equal part of the time
 _AGREE = 1.01  # the ratio of the two best placements that ends the search
 _LIMIT = 3  # times the time asked for
+_SUMS = 6  # tiles of sums, whose products overlap; the other two of AMX have data and weights
+_ONES = 0x3F803F80  # two ones of bfloat16; as four bytes other numbers, which do as well
 _PAGE = 2 << 20  # a huge page: NumPy asks Linux for such pages, and fewer pages repeat better
 
 
@@ -99,6 +101,26 @@ def bf16_flops(seconds: float = 1.0) -> float:
         return [functools.partial(kernel, x, y, tvm.runtime.tensor(initial), _STEPS)]
 
     return 4 * chains * lanes * _STEPS * _best(place, seconds)
+
+
+@functools.cache
+def tile_ops(instruction: str, seconds: float = 1.0) -> float:
+    """Measure the peak of an instruction of AMX, "tdpbusd" or "tdpbf16ps", in operations/s; as `flops`.
+
+    It multiplies bytes, or pairs of bfloat16. A machine without it has vectors for them, and their peak.
+    """
+    target = machine.host_target()
+    if instruction not in simd_of(target).tiles:
+        return {"tdpbusd": int8_ops, "tdpbf16ps": bf16_flops}[instruction](seconds)
+    kernel, steps = tile_recurrence(instruction, target)["main"], _STEPS // 8
+    data, weights = (tvm.runtime.tensor(np.full((16, 16), _ONES, "int32")) for _ in range(2))
+
+    def place():
+        sums = tvm.runtime.tensor(np.zeros((_SUMS, 16, 16), "int32"))
+        return [functools.partial(kernel, data, weights, sums, steps)]
+
+    products = {"tdpbusd": 4, "tdpbf16ps": 2}[instruction] * 16**3
+    return 2 * products * _SUMS * steps * _best(place, seconds)
 
 
 @functools.cache
@@ -201,6 +223,50 @@ def pair_recurrence(threads: int, chains: int, lanes: int) -> Callable:
 
     kernels = {tvm.ir.GlobalVar("main"): pairs.accumulate(main)}
     return codegen.compile_kernels(kernels, machine.host_target(), runs_here=True)["main"]
+
+
+@fast_tvmscript_parser()
+def tile_recurrence(instruction: str, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Compile `main`, a function of (data, weights, sums, steps): six sums of so many products of tiles.
+
+    `data` and `weights` are (16, 16), and `sums` (6, 16, 16), all int32 here, whatever they stand for. They
+    stay in AMX's eight registers, and the six products of a step do not depend on each other.
+    """
+    tile = amx.Tile(instruction, amx.ROWS, across=_SUMS, down=1, blocks=1)
+    of_weights, of_data = _SUMS, _SUMS + 1
+
+    def load(register, array):
+        T.evaluate(amx.instruction("tileloadd64", register, T.address_of(array[0, 0]), T.int64(64)))
+
+    def clear():
+        for n in range(_SUMS):
+            T.evaluate(amx.instruction("tilezero", n))
+
+    def multiply():
+        for n in range(_SUMS):
+            T.evaluate(amx.instruction(instruction, n, of_data, of_weights))
+
+    def store(sums):
+        for n in range(_SUMS):
+            T.evaluate(amx.instruction("tilestored64", n, T.address_of(sums[n, 0, 0]), T.int64(64)))
+
+    @T.prim_func
+    def main(
+        data: T.Buffer((16, 16), "int32"),
+        weights: T.Buffer((16, 16), "int32"),
+        sums: T.Buffer((_SUMS, 16, 16), "int32"),
+        steps: T.int32,
+    ):
+        T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
+        clear()
+        load(of_data, data)
+        load(of_weights, weights)
+        for _ in range(steps):
+            multiply()
+        store(sums)
+
+    kernels = {tvm.ir.GlobalVar("main"): amx.configured(main, tile)}
+    return codegen.compile_kernels(kernels, target, runs_here=False)
 
 
 @fast_tvmscript_parser()

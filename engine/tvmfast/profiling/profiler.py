@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..compiler import costs
+from ..compiler.schedule.amx import INSTRUCTIONS
 from ..core import machine
 from ..core.data import atomic_write
 from ..core.dims import dims_of, evaluate
@@ -37,6 +38,7 @@ class Kernel:
     """Statistics of a kernel: calls per run, seconds of these calls by run, operations and bytes moved.
 
     `flops`, `bytes`, and the `bf16_flops` and `int_ops` of `costs.count` are those of all its calls in a run.
+    `tiles` is the instruction of AMX that multiplies its tiles, if one does.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Kernel:
     schedule: str
     bf16_flops: int = 0
     int_ops: int = 0
+    tiles: str = ""
 
     @property
     def operations(self) -> int:
@@ -60,8 +63,11 @@ class Kernel:
         """The least seconds that its operations take, each kind at its peak: they share the same units."""
         seconds = (self.flops - self.bf16_flops) / peak.flops()
         if self.bf16_flops:
-            seconds += self.bf16_flops / peak.bf16_flops()
-        return seconds + (self.int_ops / peak.int8_ops() if self.int_ops else 0)
+            seconds += self.bf16_flops / self._peak(peak.bf16_flops)
+        return seconds + (self.int_ops / self._peak(peak.int8_ops) if self.int_ops else 0)
+
+    def _peak(self, of_vectors: Callable[[], float]) -> float:
+        return peak.tile_ops(self.tiles) if self.tiles else of_vectors()
 
     @property
     def limit(self) -> float:
@@ -82,9 +88,10 @@ class Profile(Table):
     """Kernels by name, those that take the most time first.
 
     `limit`, and what depends on it, compare with `peak.flops` and `peak.bandwidth`, and where kernels compute
-    with integers or pairs of bfloat16 with `peak.int8_ops` and `peak.bf16_flops`. Each is measured on first
-    use, in about a second. The bandwidth is main memory's: a kernel that finds its data in a cache can exceed
-    it. Operations on wider integers than bytes have lower peaks than `peak.int8_ops`.
+    with integers or pairs of bfloat16 with `peak.int8_ops` and `peak.bf16_flops`, or by AMX with
+    `peak.tile_ops`. Each is measured on first use, in about a second. The bandwidth is main memory's: a
+    kernel that finds its data in a cache can exceed it. Operations on wider integers than bytes have lower
+    peaks than `peak.int8_ops`.
 
     Attributes:
         compiled: The network.
@@ -131,6 +138,7 @@ class Profile(Table):
                 len(calls) * evaluate(counts.get(each, 0), self.sizes) for each in costs.KINDS
             )
             shape = (evaluate(dim, self.sizes) for dim in shapes[name] or ())
+            instruction = graph["kernels"][name].get("instruction", "")
             kernel = Kernel(
                 name,
                 len(calls),
@@ -142,6 +150,7 @@ class Profile(Table):
                 schedule=schedule_text(graph["kernels"][name]),
                 bf16_flops=bf16_flops,
                 int_ops=int_ops,
+                tiles=instruction if instruction in INSTRUCTIONS else "",
             )
             kernels.append(kernel)
         kernels.sort(key=lambda kernel: -kernel.timing.median)
@@ -228,11 +237,14 @@ class Profile(Table):
 
     def roofline(self) -> Any:
         """Draw the kernels under the machine's roofline; see `plots.roofline`."""
-        others = {}
-        if any(kernel.int_ops for kernel in self.kernels.values()):
+        kernels = self.kernels.values()
+        others: dict[str, float] = {}
+        if any(kernel.int_ops and not kernel.tiles for kernel in kernels):
             others["bytes"] = peak.int8_ops()
-        if any(kernel.bf16_flops for kernel in self.kernels.values()):
+        if any(kernel.bf16_flops and not kernel.tiles for kernel in kernels):
             others["pairs of bfloat16"] = peak.bf16_flops()
+        for instruction in sorted({kernel.tiles for kernel in kernels if kernel.tiles}):
+            others[f"tiles by {instruction}"] = peak.tile_ops(instruction)
         return draw("roofline", {"kernels": self.dots}, peak.flops(), peak.bandwidth(), others)
 
     @property

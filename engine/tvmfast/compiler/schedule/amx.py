@@ -231,6 +231,16 @@ def _do(name: str, *args) -> tirx.Evaluate:
     return tirx.Evaluate(tirx.call_llvm_intrin("void", f"llvm.x86.{name}", *given))
 
 
+def instruction(name: str, *args) -> tvm.ir.Call:
+    """Return the call of an instruction, of which plain numbers are the tiles."""
+    return _do(name, *args).value
+
+
+def configured(func: tirx.PrimFunc, tile: Tile) -> tirx.PrimFunc:
+    """Return a kernel with such calls, which `configure_tiles` makes load the shapes of a register tile."""
+    return func.with_attr(_CONFIGURATION, tile.configuration())
+
+
 def _block(block: SBlock, body: list, reads: list, writes: list, matched=()) -> SBlock:
     own = tirx.SeqStmt(body) if len(body) > 1 else body[0]
     return SBlock(block.iter_vars, reads, writes, block.name_hint, own, None, [], [*matched])
