@@ -35,7 +35,7 @@ for _name in ("exp", "tanh", "erf"):
 for _name in ("copy", "identity", "annotation.stop_fusion"):
     operator(_name, relax="")(lambda data, /: data)
 for _base in (2, 10):
-    operator(f"log{_base}", relax="log multiply", tensors="data")(partial(logarithm, base=_base))
+    operator(f"log{_base}", relax="astype log divide", tensors="data")(partial(logarithm, base=_base))
 
 
 @operator("shape_of", relax="const")
