@@ -317,6 +317,13 @@ def test_a_network_may_have_an_attribute_state(quick, state):
         assert row["error"] is None and row["difference"] < 1e-6 and row["input"] == [3, 4]
 
 
+def test_a_compiled_network_has_no_length():
+    net, x = Counting({}).eval(), np.ones((3, 4), "float32")
+    with torch.inference_mode():
+        wanted = net(torch.from_numpy(x)).numpy()
+    np.testing.assert_array_equal(benchmark._on_numpy(net, torch.compile(net, backend="eager"))(x), wanted)
+
+
 def test_caches_have_the_dtypes_of_the_inputs():
     net = Counting({"cache": "output1"})
     net.inputs = {"data": ((1, 1), "int64"), "cache": ((2, 3), "float16")}

@@ -319,7 +319,7 @@ def _compile(net, x, folder):
 
 
 def _on_numpy(net, compiled=None):
-    caches, run = networks.caches(net), compiled or net
+    caches, run = networks.caches(net), net if compiled is None else compiled
 
     def call(*xs):
         with torch.inference_mode():
