@@ -1,6 +1,7 @@
 """What lesson 01 claims: what each way of PyTorch's records, TVM's own calls and `tn.build` on it, the scoreboard."""
 
 import json
+import shutil
 from datetime import date
 
 import numpy as np
@@ -125,6 +126,14 @@ def test_the_figure_marks_the_named_rows_and_names_the_machine():
 def test_an_unknown_row_is_refused():
     with pytest.raises(ValueError, match="unknown row 'tvm'; there are 'PyTorch eager', 'torch.compile'"):
         tn.plots.scoreboard("PyTorch eager", "tvm")
+
+
+def test_records_of_another_network_are_an_error(tmp_path, rng):
+    shutil.unpack_archive(tn.data.path("metaschedule/resnet18_avx2.tar.xz"), tmp_path)
+    net = tn.models.load("digits")
+    x = rng.standard_normal(net.input_shape).astype("float32")
+    with pytest.raises(ValueError, match=r"no record is of one of the network's \d+ kernels"):
+        benchmark.with_metaschedule(net, x, str(tmp_path))
 
 
 @pytest.fixture

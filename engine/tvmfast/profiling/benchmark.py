@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 import tvm
+from torch.fx.experimental.optimization import fuse
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.torch import from_exported_program
 
 from ..compiler.build import build
@@ -239,11 +240,18 @@ def candidate(runtime: str, net: torch.nn.Module, x: np.ndarray, folder: Path, *
 
 
 def with_metaschedule(net: torch.nn.Module, x: np.ndarray, records: str) -> Callable:
-    """Make the same of `tvm.compile` with MetaSchedule's records, a folder that its search wrote."""
+    """Make the same of `tvm.compile` with MetaSchedule's records, a folder that its search wrote.
+
+    They are of convolutions with folded batch norms. Raises ValueError if none is of a kernel of the network.
+    """
     target = machine.host_target()
     # TVM's pipeline for its search, without trials: it fuses, applies the records, and packs the weights.
     apply = relax.pipeline.static_shape_tuning_pipeline(0, target, records, cpu_weight_prepack=True)
-    return _on_virtual_machine(tvm.compile(apply(_exported(net, x)), target=target))
+    mod = apply(_exported(fuse(net), x))
+    kernels = [func for _, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)]
+    if not any("tirx.is_scheduled" in (kernel.attrs or {}) for kernel in kernels):
+        raise ValueError(f"{records}: no record is of one of the network's {len(kernels)} kernels")
+    return _on_virtual_machine(tvm.compile(mod, target=target))
 
 
 def _first(net: torch.nn.Module, call: Callable, x: np.ndarray) -> np.ndarray:
