@@ -187,9 +187,10 @@ newest:  ## Try the newest of everything in .venv-newest: print what is newer th
 	$(BIN)/python tests/newest.py
 	$(SMOKE)
 
-notebooks: $(READY)  ## Execute every notebook and store its outputs; write maps and times into README, TEACHING and 00
+notebooks: $(READY)  ## Execute all notebooks but 17, which stores a GPU's outputs; write maps and times into README, TEACHING and 00
 	$(QUIET) $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
-	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 $(NOTEBOOKS)
+	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=300 \
+	  $(filter-out notebooks/17_%,$(NOTEBOOKS))
 	$(BIN)/python -m tvmnotes.lessons
 	$(BIN)/python -m tools.ranges --add
 
