@@ -285,7 +285,9 @@ class Compiled:
 
         `family` is the kind of schedule; "none" means TVM's own loops, as at opt levels below 3. `config` is
         a dictionary of the choices that the schedule leaves open. `calls` is the number of the kernel's calls
-        in a run. On a GPU, `launches` lists the "grid" and "block" of each CUDA kernel that a call launches.
+        in a run. `in_float32`, if any kernel of a quantized network has it, says which operators compute
+        there in float32, and why. On a GPU, `launches` lists the "grid" and "block" of each CUDA kernel that
+        a call launches.
         """
         import pandas as pd  # for speed: only where a table is shown
 
@@ -296,6 +298,8 @@ class Compiled:
             "config": [_config(schedule) for schedule in schedules.values()],
             "calls": [calls[name] for name in schedules],
         }
+        if reasons := self.graph.get("in_float32"):
+            columns["in_float32"] = [reasons.get(name, "") for name in schedules]
         if any("launches" in schedule for schedule in schedules.values()):
             columns["launches"] = [schedule["launches"] for schedule in schedules.values()]
         return pd.DataFrame(columns, index=pd.Index(schedules, name="kernel", dtype="object"))
