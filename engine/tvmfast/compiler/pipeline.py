@@ -325,7 +325,8 @@ def _note_operators(in_float32: dict[str, str]) -> tvm.transform.Pass:
 def _reasons(functions: dict, in_float32: Mapping[str, str]) -> dict[str, str]:
     """Return why kernels are in float32, by the names that they have after FuseTIR.
 
-    In a kernel that sums products of integers, or reads and writes integers, floats are in registers alone.
+    In a kernel that sums products of integers, and between integers that it reads and writes, floats are in
+    registers alone.
     """
     found: dict[str, dict[str, None]] = {}
     for name, func in functions.items():
@@ -337,17 +338,22 @@ def _reasons(functions: dict, in_float32: Mapping[str, str]) -> dict[str, str]:
             for binding in block.bindings
             if op_name(binding.value) == "call_tir"
         ]
-        parts = {_base_name(kernel, functions) for _, kernel in calls}
-        if name != "main" and ({"dequantize", "quantize"} <= parts or any(map(_sums_integers, parts))):
+        is_group, parts = name != "main", [_base_name(kernel, functions) for _, kernel in calls]
+        if is_group and any(map(_sums_integers, parts)):
             continue
-        for var, kernel in calls:
-            if var in in_float32 and not _sums_integers(kernel) and "reshape" not in kernel:
-                found.setdefault(kernel if name == "main" else name, {})[in_float32[var]] = None
+        for at, (var, kernel) in enumerate(calls):
+            between = is_group and "dequantize" in parts[: at + 1] and "quantize" in parts[at:]
+            if var in in_float32 and not (between or _sums_integers(kernel) or _moves(kernel)):
+                found.setdefault(name if is_group else kernel, {})[in_float32[var]] = None
     return {kernel: "; ".join(reasons) for kernel, reasons in found.items()}
 
 
 def _sums_integers(kernel: str) -> bool:
     return "_of_integers" in kernel
+
+
+def _moves(kernel: str) -> bool:
+    return "reshape" in kernel or "strided_slice" in kernel
 
 
 def _operators(mod: tvm.IRModule, kernel: str) -> list[str]:

@@ -392,7 +392,8 @@ class _Blocker(relax.PyExprMutator):
         axes = call.attrs.axis
         if axes is None or sorted(int(a) % block.rank for a in axes) != [*range(2, block.rank)]:
             return None
-        mean = replace(block, expr=self.builder_.emit(relax.op.mean(block.expr, [2, 3], keepdims=True)))
+        mean = relax.op.mean(block.expr, [2, 3], keepdims=True)
+        mean = replace(block, expr=emit_noted(self.in_float32, self.bound, self.builder_.emit, mean))
         return mean if call.attrs.keepdims else self._as_vector(mean)
 
     def _reshape(self, call):
