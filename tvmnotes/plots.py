@@ -452,6 +452,7 @@ def by_server(names: list[str], marks: dict | None = None):
         color = (ORANGE, GREEN)[index % 2]
         axes.axvline(trial + 0.5, color=color, linestyle="--", label=mark)
     axes.set_yticks(range(len(rows)), rows)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="trial")
     if marks:
         axes.legend(frameon=False, ncols=len(marks), loc="lower center", bbox_to_anchor=(0.5, 1.0))
