@@ -50,7 +50,8 @@ _OPERATORS = "tvmfast.operators"  # attribute of a module: what each kernel fuse
 
 def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
-    simd, lookup = context.simd, context.lookup
+    simd = context.simd
+    lookup = context.lookup if simd else None  # GPU: `gpu.scheduled` asks it
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     blocked = (
         [(3, block_layouts(simd, lookup, context.dtype, context.in_pairs))] if simd else []

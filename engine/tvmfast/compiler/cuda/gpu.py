@@ -24,9 +24,10 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
 from ...runtime import on_gpu
-from . import tiles
+from . import products, tiles
 from .skinny import Skinny
 from .tensor_cores import TensorCores
+from .tile_configs import TileLookup
 from .workspaces import workspaces_to_results
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ class _Matmul(dlight.gpu.Matmul):
 
     Measured on an H100 with the convolutions of ResNet-18 and ResNet-50: its own tiles, 32x64 with steps of
     16 summands, take up to 2.7 times as long if a launch has fewer of them than the chip can hold, and about
-    as long if it has many. A step of 32 summands halves the number of barriers.
+    as long if it has many. A step of 32 summands halves the number of barriers. Products of which `lookup`,
+    if there is one, has a config with dlight's tiles get that.
     """
 
     _LARGE = dlight.gpu.Matmul.Config(
@@ -52,16 +54,38 @@ class _Matmul(dlight.gpu.Matmul):
         block_size_x=8, block_size_y=16, micro_size_x=1, micro_size_y=2, **_STEP
     )
 
+    def __init__(self, lookup: TileLookup | None = None):
+        self._lookup = lookup
+
     def get_configs(self, _target):
         return self._config
 
     def apply(self, func, target, _):
+        chosen = self._of_lookup(func, target) if self._lookup else None
+        if chosen is not None:
+            return chosen
         self._config = self._LARGE
         large = super().apply(func, target, _)
         if large is None or _blocks(large.mod["main"]) >= _MANY:
             return large
         self._config = self._SMALL
         return super().apply(func, target, _)
+
+    def _of_lookup(self, func, target):
+        """Return a kernel's schedule with the tile that the lookup has for it; None without one that fits."""
+        try:
+            matched = products.match(func)
+            config = matched and self._lookup(matched[0].key)
+            if not config or config["family"] != tiles.DLIGHT:
+                return None
+            self._config = dlight.gpu.Matmul.Config(**{**_STEP, **tiles.fields(config)})
+            schedule = super().apply(func, target, False)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            _LOG.debug("the tile of a record does not fit: %s", errors.one_line(error))
+            return None
+        if schedule is not None:
+            self._lookup.take(matched[0].key)
+        return schedule
 
 
 _RULES = {
@@ -101,7 +125,11 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def scheduled(
-    mod: tvm.IRModule, target: tvm.target.Target, allow_tf32: bool = False, experimental: bool = False
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    allow_tf32: bool = False,
+    experimental: bool = False,
+    lookup: TileLookup | None = None,
 ) -> tuple[tvm.IRModule, dict[str, dict]]:
     """Schedule each kernel, at every opt level: a kernel without threads cannot run on a GPU.
 
@@ -110,15 +138,17 @@ def scheduled(
         target: The target.
         allow_tf32: Whether convolutions of float32 may round their operands to TF32.
         experimental: Whether tvmfast's rules serve products that `tiles.MEASURED` does not have, too.
+        lookup: Gives the tiles of records, by product; None: each rule chooses.
 
     Returns:
         The module, and by kernel name its rule ("family") and the grids and blocks that it launches.
     """
     mod, schedules = mod.clone(), {}
-    rules = _RULES
-    if experimental or str(target.attrs["arch"]) in tiles.MEASURED:
-        own = {tiles.SKINNY: Skinny(experimental), tiles.TENSOR_CORES: TensorCores(allow_tf32, experimental)}
-        rules = own | _RULES
+    rules = _RULES if lookup is None else _RULES | {"matmul": _Matmul(lookup)}
+    if experimental or lookup is not None or str(target.attrs["arch"]) in tiles.MEASURED:
+        on_cores = TensorCores(allow_tf32, experimental, lookup)
+        own = {tiles.SKINNY: Skinny(experimental), tiles.TENSOR_CORES: on_cores}
+        rules = own | rules
     kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
     by_hand = {var for var, func in kernels.items() if has_threads(func)}
     for var in by_hand:

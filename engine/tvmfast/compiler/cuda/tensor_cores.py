@@ -20,16 +20,20 @@ from ...runtime.on_gpu import version
 from .device_code import INSTRUCTIONS, PRODUCT
 from .operands import CORES
 from .products import DTYPES, LARGEST, LAUNCHES, Product, first_of, launch, match, stored, unrolled, var
-from .tiles import TENSOR_CORES, Tile, serves, tile_for
+from .tile_configs import TileLookup
+from .tiles import TENSOR_CORES, Tile, fields, serves, tile_for
 
 _REDUCE_THREADS = 256
 
 
 class TensorCores:
-    """The rule for products of float16, and convolutions of float32 if TF32 is allowed; as dlight's are."""
+    """The rule for products of float16, and convolutions of float32 if TF32 is allowed; as dlight's are.
 
-    def __init__(self, allow_tf32: bool, experimental: bool):
-        self.allow_tf32, self.experimental = allow_tf32, experimental
+    A product of which `lookup`, if there is one, has a config is left to the rule of that.
+    """
+
+    def __init__(self, allow_tf32: bool, experimental: bool, lookup: TileLookup | None = None):
+        self.allow_tf32, self.experimental, self.lookup = allow_tf32, experimental, lookup
 
     def apply(self, func, target, _):
         """Return a kernel's schedule; None for one that it does not serve, and for an older GPU."""
@@ -41,16 +45,22 @@ class TensorCores:
         batch, rows, columns, _ = product.size
         if product.dtype == "float32" and not (product.window and self.allow_tf32):
             return None
-        if not serves(TENSOR_CORES, product.key, arch, self.experimental):
+        config = self.lookup(product.key) if self.lookup else None
+        if config is None and not serves(TENSOR_CORES, product.key, arch, self.experimental):
+            return None
+        if config is not None and config["family"] != TENSOR_CORES:
             return None
         if min(rows, columns) < 2:  # a product with a vector: `gemv`
             return None
-        tile = tile_for(product.key, arch)
+        tile = tile_for(product.key, arch) if config is None else Tile(**fields(config))
         if tile.split * batch * rows * columns > LARGEST:
             tile = tile._replace(split=1)
         if ceildiv(columns, tile.n) > LAUNCHES or batch * tile.split > LAUNCHES:
             return None
-        return Schedule(tvm.IRModule({"main": func.with_body(_kernel(product, tile, store))}))
+        schedule = Schedule(tvm.IRModule({"main": func.with_body(_kernel(product, tile, store))}))
+        if config is not None:
+            self.lookup.take(product.key)
+        return schedule
 
 
 # ---------------------------------------------------------------- kernels
