@@ -1,6 +1,5 @@
-"""Tasks: a network's convolutions and dense layers under AutoTVM's names and arguments; and their configs."""
+"""Tasks: a network's convolutions and dense layers under AutoTVM's names and arguments."""
 
-import functools
 import json
 
 import numpy as np
@@ -16,7 +15,8 @@ from .. import targets
 from ..context import without_instruments
 from ..relay import ir
 from ..relay.build import relax_of
-from . import template
+from . import gpu, template
+from .configs import ConfigEntity, ConfigSpace
 
 _NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense": ("dense",)}
 
@@ -35,7 +35,7 @@ class Task:
         self.key, self.target_key = today.workload, today.target
         self.numbers = range(len(self.config_space))
 
-    def measure(self, opened: tuning.LocalRunner, configs: list["ConfigEntity"]) -> list[tuning.Trial]:
+    def measure(self, opened: tuning.LocalRunner, configs: list[ConfigEntity]) -> list[tuning.Trial]:
         """Measure configs with a runner of `tvmfast.tuning`."""
         return opened.measure([self.today.candidate(config.values) for config in configs])
 
@@ -92,34 +92,51 @@ def _tuple(value) -> tuple[int, ...]:
     return (int(value),) * 2 if isinstance(value, int) else tuple(int(n) for n in value)
 
 
-def create(task_name, args, target, target_host=None, template_key=None) -> Task:
+def task_of(name: str, args, target: tvm.target.Target) -> Task | gpu.GPUTask:
+    """Return the task of a name and arguments of an extracted one.
+
+    Raises ValueError, TypeError or IndexError for others.
+    """
+    if target.kind.name == "cuda":
+        return gpu.GPUTask(name, args, target)
+    return Task(tuning.Task(workload_of(name, args), 1, target_json(target)))
+
+
+def create(task_name, args, target, target_host=None, template_key=None) -> Task | gpu.GPUTask:
     """`autotvm.task.create`: build a task from the name and arguments of an extracted one.
 
-    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd". For a
-    template of the script, give its name or the template itself, and its arguments; its target may be "cuda",
-    for which there are configs and schedules, but no measuring.
+    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd", if it is
+    for a CPU; for target "cuda" it holds tiles. For a template of the script, give its name or the template
+    itself, and its arguments; for target "cuda" it has configs and schedules, but no measuring.
 
     Raises:
         ValueError: No task has this name and these arguments.
     """
     task_name = getattr(task_name, "template_name", task_name)
+    resolved = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
     if task_name in template.TEMPLATES:
-        target = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
-        return template.TemplateTask(task_name, args, target)
+        return template.TemplateTask(task_name, args, resolved)
     try:
-        return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(target_of(target))))
+        return task_of(str(task_name), args, resolved)
     except (ValueError, TypeError, IndexError):
+        served = (
+            "conv2d_NCHWc.x86, conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and "
+            "dense_pack.x86"
+        )
+        if resolved.kind.name == "cuda":
+            served = f"for a GPU {', '.join(gpu.NAMES)}"
         raise ValueError(
             f"autotvm.task.create: no template {task_name!r} for {args!r}; there are "
-            f"{', '.join([*template.TEMPLATES, 'conv2d_NCHWc.x86'])}, "
-            "conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and dense_pack.x86, with "
-            "the arguments of extracted tasks"
+            f"{', '.join([*template.TEMPLATES, served])}, with the arguments of extracted tasks"
         ) from None
 
 
 @without_instruments()
-def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list[Task]:
+def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list:
     """Return a task for each distinct convolution and dense layer with known weights.
+
+    For target "cuda", a `GPUTask` for each that has tiles: convolutions of one group, and dense layers of
+    two rows or more.
 
     Args:
         mod: Relay module or function, or a Relax module.
@@ -132,16 +149,20 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         main.infer()
         params = {p.name_hint: np.zeros(p.known_type.shape, p.known_type.dtype) for p in main.params[1:]}
-    tasks = tuning.tasks(*relax_of(mod, params), target_of(target))
-    of_floats = (task for task in tasks if task.workload.dtype == "float32")
-    extracted = [Task(task) for task in of_floats if isinstance(task.workload, Convolution | Dense)]
+    resolved = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
+    if resolved.kind.name == "cuda":
+        extracted = gpu.extract(*relax_of(mod, params), resolved)
+    else:
+        tasks = tuning.tasks(*relax_of(mod, params), resolved)
+        of_floats = (task for task in tasks if task.workload.dtype == "float32")
+        extracted = [Task(task) for task in of_floats if isinstance(task.workload, Convolution | Dense)]
     if ops is None:
         return extracted
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))
     return [task for task in extracted if task.name.startswith(wanted)] if wanted else []
 
 
-def extract_from_multiple_program(mods, params, target=None, target_host=None, ops=None) -> list[Task]:
+def extract_from_multiple_program(mods, params, target=None, target_host=None, ops=None) -> list:
     """Return the tasks of several programs, each workload once."""
     by_workload = {}
     for mod, weights in zip(mods, params, strict=True):
@@ -150,7 +171,7 @@ def extract_from_multiple_program(mods, params, target=None, target_host=None, o
     return list(by_workload.values())
 
 
-def target_of(target, whose="autotvm") -> tvm.target.Target:
+def target_of(target, whose: str) -> tvm.target.Target:
     """Return the target of a task, for a CPU; `whose` is the module's name, for the error."""
     resolved = targets.for_build(target)
     if getattr(resolved, "kind", None) and resolved.kind.name == "cuda":
