@@ -51,7 +51,7 @@ class GPUTask:
         self.target, self.kwargs, self.target_host = target, {}, None
         self.arch = str(target.attrs["arch"])
         self.target_key = json.dumps({"kind": "cuda", "arch": self.arch})
-        self.key = self._key()
+        self.key = _key(name, self.args)
         _, batch, rows, columns, length = self.key[:5]
         self.flop = 2 * batch * rows * columns * length
         self.config_space = ConfigSpace(tile_configs.space(self.key, self.arch))
@@ -66,18 +66,6 @@ class GPUTask:
     def dtype(self) -> str:
         """The dtype of data and weight."""
         return self.args[0][2]
-
-    def _key(self) -> tuple:
-        (_, data, dtype), (_, weight, _) = self.args[:2]
-        if self.name != _CONV:
-            return dtype, 1, data[0], weight[0], data[1]
-        height, width = self._convolution.out_size
-        size = 1, weight[0], data[0] * height * width, math.prod(weight[1:])
-        return dtype, *size, *weight[2:], self.args[2][1]
-
-    @property
-    def _convolution(self) -> Convolution:
-        return Convolution(self.args[0][1], self.args[1][1], *self.args[2:5], 1, False)
 
     def instantiate(self, config):
         """Raise NotImplementedError: there is no TE schedule to instantiate."""
@@ -160,7 +148,9 @@ class GPUTask:
     def _expected(self) -> np.ndarray:
         """What NumPy computes for `_arrays`, in float64."""
         data, weight = (array.astype("float64") for array in self._arrays)
-        return self._convolution.reference(data, weight) if self.name == _CONV else data @ weight.T
+        if self.name == _CONV:
+            return _convolution(self.args).reference(data, weight)
+        return data @ weight.T
 
     def _times(self, lib, evaluator) -> list[float]:
         """Compare the result with NumPy's, and return the seconds of a call, one per repeat."""
@@ -175,6 +165,26 @@ class GPUTask:
 
     def __repr__(self) -> str:
         return f"Task(func_name={self.name}, args={self.args}, kwargs={{}}, workload={self.workload})"
+
+
+def _convolution(args: tuple) -> Convolution:
+    (_, data, _), (_, weight, _) = args[:2]
+    return Convolution(data, weight, *args[2:5], 1, False)
+
+
+def _key(name: str, args: tuple) -> tuple:
+    """Return `products.Product.key` of a task."""
+    (_, data, dtype), (_, weight, _) = args[:2]
+    if name != _CONV:
+        return dtype, 1, data[0], weight[0], data[1]
+    height, width = _convolution(args).out_size
+    size = 1, weight[0], data[0] * height * width, math.prod(weight[1:])
+    return dtype, *size, *weight[2:], args[2][1]
+
+
+def configs_of(name: str, args, arch: str) -> list[dict]:
+    """Return the configs of a task; raises what a `GPUTask` does for others."""
+    return tile_configs.space(_key(name, _checked(name, args)), arch)
 
 
 def _checked(name: str, args) -> tuple:
@@ -198,9 +208,10 @@ def _checked(name: str, args) -> tuple:
     sizes = len(strides), len(padding), len(dilation)
     if sizes != (2, 4, 2) or min(*strides, *dilation) < 1 or min(padding) < 0:
         raise ValueError(f"{name}: expected strides, padding and dilation; got {args[2:5]}")
-    if min(Convolution(*shapes, strides, padding, dilation, 1, False).out_size) < 1:
+    checked = data, weight, strides, padding, dilation, dtype
+    if min(_convolution(checked).out_size) < 1:
         raise ValueError(f"{name}: the window is larger than the padded image; got {args[:5]}")
-    return data, weight, strides, padding, dilation, dtype
+    return checked
 
 
 def _tuple(value) -> tuple[int, ...]:

@@ -14,18 +14,19 @@ from collections import namedtuple
 import numpy as np
 import tvm
 
-from tvmfast import tuning
 from tvmfast.compiler import build as compiler
+from tvmfast.compiler.cuda.tile_configs import TileLookup
 from tvmfast.compiler.records import ConfigLookup, Record, best, read, renamed
 from tvmfast.core import data, machine
 
 from .. import context, targets
-from . import task, template
+from . import gpu, old_cuda, task, template
 from .task import ConfigEntity, Task
 
 MeasureInput = namedtuple("MeasureInput", ["target", "task", "config"])
 MeasureResult = namedtuple("MeasureResult", ["costs", "error_no", "all_cost", "timestamp"])
 _VERSION = 0.2  # of the log's lines
+_SAID = 3  # lines of templates for CUDA of which a warning says what they are today
 
 
 class MeasureErrorNo:
@@ -60,7 +61,10 @@ def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
 
 
 def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | None:
-    """Parse a line of `encode`; None if it is truncated, has no times, or is of TVM's own templates."""
+    """Parse a line of `encode`; None if it is truncated, has no times, or is of TVM's own templates.
+
+    `old_cuda.today` says what is left of those for CUDA.
+    """
     try:
         given = json.loads(row)
         target, name, args, _ = given["input"]
@@ -72,11 +76,14 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
             found = _of_template(name, json.dumps(args), target)
             config = found.config_space.find(given["config"]["entity"])
         else:
-            found = _task(task.workload_of(name, args), target)
+            knobs = {knob for knob, *_ in given["config"]["entity"]}
+            if str(target).split()[:1] == ["cuda"] and "family" not in knobs:
+                return None
+            found = _task(name, json.dumps(args), target)
             config = ConfigEntity.from_json_dict(given["config"])
     except (ValueError, KeyError, TypeError, IndexError):
         return None
-    if isinstance(found, Task):
+    if isinstance(found, Task | gpu.GPUTask):
         if found.config_space.index(config.values) is None:
             config.values = renamed(config.values)  # of a log from before tvmfast's format 2 of records
         if found.config_space.index(config.values) is None:
@@ -87,8 +94,8 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
 
 
 @functools.lru_cache(maxsize=1024)
-def _task(workload, target: str) -> Task:
-    return Task(tuning.Task(workload, 1, machine.target_json(machine.checked_target(targets.parse(target)))))
+def _task(name: str, args: str, target: str) -> Task | gpu.GPUTask:
+    return task.task_of(name, json.loads(args), machine.checked_target(targets.parse(target)))
 
 
 def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
@@ -101,20 +108,25 @@ def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
 
 
 def load_from_file(filepath):
-    """Yield the measurements of a log, as `decode` returns them; skip other lines with one warning."""
-    left_out = 0
+    """Yield the measurements of a log, as `decode` returns them; skip other lines with one warning.
+
+    It says what lines of TVM's own templates for CUDA are today, of the first few.
+    """
+    left_out, of_cuda = 0, []
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(open(filepath)) if isinstance(filepath, str | os.PathLike) else filepath
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if not line.strip() or line.startswith("#"):
                 continue
             if found := decode(line):
                 yield found
             else:
                 left_out += 1
+                if len(of_cuda) < _SAID and (sentence := old_cuda.today(line)):
+                    of_cuda.append(f"\nline {number}: {sentence}")
     if left_out:
         message = f"{filepath}: {left_out} lines are torn, or of schedules that are not here, and left out"
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(message + "".join(of_cuda), stacklevel=2)
 
 
 def log_to_file(file_out, protocol="json"):
@@ -161,6 +173,7 @@ class ApplyHistoryBest:
     def __init__(self, records, n_lines=None):
         self._records: list[Record] = []
         self._of_templates: list[tuple[MeasureInput, MeasureResult]] = []
+        self._of_gpus: list[tuple[MeasureInput, MeasureResult]] = []
         self.load(records)
 
     def load(self, records) -> None:
@@ -173,6 +186,8 @@ class ApplyHistoryBest:
                     self._records.append(record)  # of auto_scheduler.load_records
                 elif isinstance(measured[0].task, template.TemplateTask):
                     self._of_templates.append(measured)
+                elif isinstance(measured[0].task, gpu.GPUTask):
+                    self._of_gpus.append(measured)
                 else:
                     self._records.append(as_record(*measured))
 
@@ -198,18 +213,38 @@ class ApplyHistoryBest:
             of_target = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
             return self.config_of(template.key_of(name, args), machine.target_json(of_target))
         found = task.create(name, args, target)
+        if isinstance(found, gpu.GPUTask):
+            pair = self._fastest_tiles(found.arch).get(found.key)
+            return pair and pair[0].config
         fastest = best(r for r in self._records if r.workload == found.key).get((found.key, found.target_key))
         return fastest and ConfigEntity(found.config_space.index(fastest.config), fastest.config)
 
-    def lookup(self, target: tvm.target.Target) -> ConfigLookup | None:
-        """Return the config lookup of a build for `target`; None, with a warning, for a GPU."""
-        if target.kind.name != "llvm":
+    def lookup(self, target: tvm.target.Target) -> ConfigLookup | TileLookup | None:
+        """Return the config lookup of a build for `target`.
+
+        For a GPU it has the tiles of the records for its architecture; None, with a warning, without any.
+        """
+        if target.kind.name == "llvm":
+            return ConfigLookup(self._records, target, self.source)
+        fastest = self._fastest_tiles(str(target.attrs["arch"]))
+        if not fastest:
             warnings.warn(
-                "autotvm: a build for a GPU takes none of the logs' configs, which are those of CPUs here",
+                "autotvm: a build for a GPU takes none of the logs' configs, which are those of CPUs here or "
+                "of other GPUs",
                 stacklevel=3,
             )
             return None
-        return ConfigLookup(self._records, target, self.source)
+        return TileLookup({key: pair[0].config.values for key, pair in fastest.items()}, self.source)
+
+    def _fastest_tiles(self, arch: str) -> dict[tuple, tuple[MeasureInput, MeasureResult]]:
+        """Return the fastest measurement of each product on GPUs of an architecture, by its key."""
+        fastest: dict = {}
+        for inp, result in self._of_gpus:
+            if inp.task.arch == arch and not result.error_no:
+                before = fastest.setdefault(inp.task.key, (inp, result))
+                if seconds(result) < seconds(before[1]):
+                    fastest[inp.task.key] = inp, result
+        return fastest
 
     def __enter__(self):
         self._token = context.apply_best.set(self)
