@@ -94,19 +94,21 @@ def features(key: tuple, config: dict) -> list[float]:
     _, batch, _, _, length = key[:5]
     x, y = _sides(key)
     tile = fields(config)
-    tile_x = tile_y = step = threads = stages = split = 1
+    tile_x = tile_y = step = threads = across = stages = split = 1
     if config["family"] == TENSOR_CORES:
         own = Tile(**tile)
         tile_x, tile_y = (own.n, own.m) if len(key) > 5 else (own.m, own.n)
-        step, threads, stages, split = own.elements(key[0]), own.threads, own.stages, own.split
+        step, threads, across = own.elements(key[0]), own.threads, own.m // own.warp_m
+        stages, split = own.stages, own.split
     elif config["family"] == DLIGHT:
-        threads = tile["block_size_x"] * tile["block_size_y"]
-        tile_x = tile["block_size_x"] * tile["micro_size_x"]
+        across = tile["block_size_x"]
+        threads = across * tile["block_size_y"]
+        tile_x = across * tile["micro_size_x"]
         tile_y = tile["block_size_y"] * tile["micro_size_y"]
         step = tile["micro_size_k"]
     blocks = batch * ceildiv(x, tile_x) * ceildiv(y, tile_y) * split
     covered = batch * ceildiv(x, tile_x) * tile_x * ceildiv(y, tile_y) * tile_y
-    sizes = batch, x, y, length, tile_x, tile_y, step, threads, stages, split, blocks
+    sizes = batch, x, y, length, tile_x, tile_y, step, threads, across, stages, split, blocks
     return [
         float(config["family"] == DEFAULT),
         *(math.log2(size) for size in sizes),
