@@ -48,9 +48,10 @@ class GPUTask:
 
     def __init__(self, name: str, args, target: tvm.target.Target):
         self.name, self.args = name, _checked(name, args)
-        self.target, self.kwargs, self.target_host = target, {}, None
+        self.kwargs, self.target_host = {}, None
         self.arch = str(target.attrs["arch"])
-        self.target_key = json.dumps({"kind": "cuda", "arch": self.arch})
+        options = {"kind": "cuda", "arch": self.arch}  # a log is of a GPU, on whatever host
+        self.target, self.target_key = tvm.target.Target(options), json.dumps(options)
         self.key = _key(name, self.args)
         _, batch, rows, columns, length = self.key[:5]
         self.flop = 2 * batch * rows * columns * length
