@@ -176,7 +176,7 @@ def target_of(target, whose: str) -> tvm.target.Target:
     resolved = targets.for_build(target)
     if getattr(resolved, "kind", None) and resolved.kind.name == "cuda":
         raise NotImplementedError(
-            f"{whose} for target 'cuda': it searches schedules of CPUs; tune a GPU's tiles with autotvm, or its "
-            "kernels with tvm.s_tir.meta_schedule, and build inside `with database:`"
+            f"{whose} for target 'cuda': it searches schedules of CPUs; tune a GPU's tiles with autotvm, or "
+            "its kernels with tvm.s_tir.meta_schedule, and build inside `with database:`"
         )
     return compiler.resolve_target(resolved)
