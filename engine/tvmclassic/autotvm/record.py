@@ -26,7 +26,7 @@ from .task import ConfigEntity, Task
 MeasureInput = namedtuple("MeasureInput", ["target", "task", "config"])
 MeasureResult = namedtuple("MeasureResult", ["costs", "error_no", "all_cost", "timestamp"])
 _VERSION = 0.2  # of the log's lines
-_SAID = 3  # lines of templates for CUDA of which a warning says what they are today
+_SAID = 3  # lines of TVM's templates for CUDA of which a warning says what they are today
 
 
 class MeasureErrorNo:
@@ -61,10 +61,7 @@ def encode(inp: MeasureInput, result: MeasureResult, protocol="json") -> str:
 
 
 def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | None:
-    """Parse a line of `encode`; None if it is truncated, has no times, or is of TVM's own templates.
-
-    `old_cuda.today` says what is left of those for CUDA.
-    """
+    """Parse a line of `encode`; None if it is truncated, has no times, or is of TVM's own templates."""
     try:
         given = json.loads(row)
         target, name, args, _ = given["input"]
@@ -76,14 +73,11 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
             found = _of_template(name, json.dumps(args), target)
             config = found.config_space.find(given["config"]["entity"])
         else:
-            knobs = {knob for knob, *_ in given["config"]["entity"]}
-            if str(target).split()[:1] == ["cuda"] and "family" not in knobs:
-                return None
             found = _task(name, json.dumps(args), target)
             config = ConfigEntity.from_json_dict(given["config"])
     except (ValueError, KeyError, TypeError, IndexError):
         return None
-    if isinstance(found, Task | gpu.GPUTask):
+    if isinstance(found, Task):
         if found.config_space.index(config.values) is None:
             config.values = renamed(config.values)  # of a log from before tvmfast's format 2 of records
         if found.config_space.index(config.values) is None:
@@ -94,8 +88,8 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
 
 
 @functools.lru_cache(maxsize=1024)
-def _task(name: str, args: str, target: str) -> Task | gpu.GPUTask:
-    return task.task_of(name, json.loads(args), machine.checked_target(targets.parse(target)))
+def _task(name: str, args: str, target: str) -> Task:
+    return task.task_of(name, json.loads(args), machine.checked_target(targets.with_arch(target)))
 
 
 def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
@@ -110,9 +104,9 @@ def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
 def load_from_file(filepath):
     """Yield the measurements of a log, as `decode` returns them; skip other lines with one warning.
 
-    It says what lines of TVM's own templates for CUDA are today, of the first few.
+    It says what the first few lines of TVM's templates for CUDA are today.
     """
-    left_out, of_cuda = 0, []
+    left_out, today = 0, []
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(open(filepath)) if isinstance(filepath, str | os.PathLike) else filepath
         for number, line in enumerate(lines, start=1):
@@ -122,11 +116,11 @@ def load_from_file(filepath):
                 yield found
             else:
                 left_out += 1
-                if len(of_cuda) < _SAID and (sentence := old_cuda.today(line)):
-                    of_cuda.append(f"\nline {number}: {sentence}")
+                if len(today) < _SAID and (sentence := old_cuda.today(line)):
+                    today.append(f"\nline {number}: {sentence}")
     if left_out:
         message = f"{filepath}: {left_out} lines are torn, or of schedules that are not here, and left out"
-        warnings.warn(message + "".join(of_cuda), stacklevel=2)
+        warnings.warn(message + "".join(today), stacklevel=2)
 
 
 def log_to_file(file_out, protocol="json"):
@@ -173,7 +167,6 @@ class ApplyHistoryBest:
     def __init__(self, records, n_lines=None):
         self._records: list[Record] = []
         self._of_templates: list[tuple[MeasureInput, MeasureResult]] = []
-        self._of_gpus: list[tuple[MeasureInput, MeasureResult]] = []
         self.load(records)
 
     def load(self, records) -> None:
@@ -186,8 +179,6 @@ class ApplyHistoryBest:
                     self._records.append(record)  # of auto_scheduler.load_records
                 elif isinstance(measured[0].task, template.TemplateTask):
                     self._of_templates.append(measured)
-                elif isinstance(measured[0].task, gpu.GPUTask):
-                    self._of_gpus.append(measured)
                 else:
                     self._records.append(as_record(*measured))
 
@@ -213,38 +204,23 @@ class ApplyHistoryBest:
             of_target = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
             return self.config_of(template.key_of(name, args), machine.target_json(of_target))
         found = task.create(name, args, target)
-        if isinstance(found, gpu.GPUTask):
-            pair = self._fastest_tiles(found.arch).get(found.key)
-            return pair and pair[0].config
         fastest = best(r for r in self._records if r.workload == found.key).get((found.key, found.target_key))
         return fastest and ConfigEntity(found.config_space.index(fastest.config), fastest.config)
 
     def lookup(self, target: tvm.target.Target) -> ConfigLookup | TileLookup | None:
-        """Return the config lookup of a build for `target`.
-
-        For a GPU it has the tiles of the records for its architecture; None, with a warning, without any.
-        """
+        """Return the config lookup of a build for `target`; None, with a warning, if no log is of its GPU."""
         if target.kind.name == "llvm":
-            return ConfigLookup(self._records, target, self.source)
-        fastest = self._fastest_tiles(str(target.attrs["arch"]))
-        if not fastest:
+            of_cpus = [record for record in self._records if json.loads(record.target)["kind"] == "llvm"]
+            return ConfigLookup(of_cpus, target, self.source)
+        configs = gpu.tiles(self._records, str(target.attrs["arch"]))
+        if not configs:
             warnings.warn(
                 "autotvm: a build for a GPU takes none of the logs' configs, which are those of CPUs here or "
                 "of other GPUs",
                 stacklevel=3,
             )
             return None
-        return TileLookup({key: pair[0].config.values for key, pair in fastest.items()}, self.source)
-
-    def _fastest_tiles(self, arch: str) -> dict[tuple, tuple[MeasureInput, MeasureResult]]:
-        """Return the fastest measurement of each product on GPUs of an architecture, by its key."""
-        fastest: dict = {}
-        for inp, result in self._of_gpus:
-            if inp.task.arch == arch and not result.error_no:
-                before = fastest.setdefault(inp.task.key, (inp, result))
-                if seconds(result) < seconds(before[1]):
-                    fastest[inp.task.key] = inp, result
-        return fastest
+        return TileLookup(configs, self.source)
 
     def __enter__(self):
         self._token = context.apply_best.set(self)

@@ -1,5 +1,7 @@
-"""Tasks: a network's convolutions and dense layers under AutoTVM's names and arguments."""
+"""Tasks: a network's convolutions and dense layers under AutoTVM's names and arguments; and their configs."""
 
+import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -16,27 +18,30 @@ from ..context import without_instruments
 from ..relay import ir
 from ..relay.build import relax_of
 from . import gpu, template
-from .configs import ConfigEntity, ConfigSpace
 
+_KINDS = ("conv2d_NCHWc", "conv2d_NCHW", "depthwise_conv2d_NCHWc", "group_conv2d_NCHWc", "dense_pack")
 _NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense": ("dense",)}
 
 
 class Task:
-    """A `tvmfast.tuning` task, `today`, under AutoTVM's name and arguments.
+    """A task of `tvmfast.tuning`, or one of a GPU, `today`, under AutoTVM's name and arguments.
 
     `config_space` holds its configs; `flop` is the number of operations of one call.
     """
 
-    def __init__(self, today: tuning.Task):
+    def __init__(self, today: tuning.Task | gpu.TileTask):
         self.today, self.target = today, tvm.target.Target(json.loads(today.target))
-        self.name, self.args = _described(today.workload)
+        describe = gpu.described if isinstance(today, gpu.TileTask) else _described
+        self.name, self.args = describe(today.workload)
         self.kwargs, self.target_host = {}, None
         self.flop, self.config_space = today.operations, ConfigSpace(today.space)
         self.key, self.target_key = today.workload, today.target
         self.numbers = range(len(self.config_space))
 
-    def measure(self, opened: tuning.LocalRunner, configs: list[ConfigEntity]) -> list[tuning.Trial]:
-        """Measure configs with a runner of `tvmfast.tuning`."""
+    def measure(self, opened: tuning.LocalRunner, configs: list["ConfigEntity"]) -> list[tuning.Trial]:
+        """Measure configs with a runner of `tvmfast.tuning`; on a GPU, as `TileTask.measure` does."""
+        if isinstance(self.today, gpu.TileTask) and isinstance(opened, tuning.LocalRunner):
+            return self.today.measure(opened, [config.values for config in configs])
         return opened.measure([self.today.candidate(config.values) for config in configs])
 
     def features(self, values: dict) -> list[float]:
@@ -57,6 +62,70 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task(func_name={self.name}, args={self.args}, kwargs={{}}, workload={self.workload})"
+
+
+class ConfigSpace:
+    """The configs of a task: `len(space)`, `space.get(7)`, `space[7]`; the first is the untuned default."""
+
+    def __init__(self, configs: list[dict]):
+        self._configs = configs
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def get(self, index: int) -> "ConfigEntity":
+        """Return the config at `index`. Raises IndexError outside the space."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"Index out of range: size {len(self)}, got index {index}")
+        return ConfigEntity(index, self._configs[index])
+
+    __getitem__ = get
+
+    def index(self, config: dict) -> int | None:
+        """Return the index of a config given as knob values, or None."""
+        return self._configs.index(config) if config in self._configs else None
+
+    @functools.cached_property
+    def space_map(self) -> dict[str, list]:
+        """The values of each knob, by its name."""
+        knobs: dict = {}
+        for config in self._configs:
+            for name, value in config.items():
+                knobs.setdefault(name, {})[value] = None
+        return {name: list(values) for name, values in knobs.items()}
+
+    def __repr__(self) -> str:
+        rows = [
+            f"{i:4d} {name}: OtherOption({values}) len={len(values)}"
+            for i, (name, values) in enumerate(self.space_map.items())
+        ]
+        return "\n".join([f"ConfigSpace (len={len(self)}, space_map=", *rows, ")"])
+
+
+class ConfigEntity:
+    """One config: its `index` in the space, and its knobs' `values` by name."""
+
+    def __init__(self, index: int, values: dict):
+        self.index, self.values = index, values
+
+    def to_json_dict(self) -> dict:
+        """Return the config in the format of AutoTVM's log."""
+        knobs = [[name, "ot", value] for name, value in self.values.items()]
+        return {"index": self.index, "code_hash": None, "entity": knobs}
+
+    @staticmethod
+    def from_json_dict(given: dict) -> "ConfigEntity":
+        """Build a config from the format of `to_json_dict`."""
+        return ConfigEntity(given["index"], {name: value for name, _, value in given["entity"]})
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, ConfigEntity) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values.items()))
+
+    def __repr__(self) -> str:
+        return f"{list(self.values.items())},None,{self.index}"
 
 
 def _described(workload) -> tuple[str, tuple]:
@@ -92,51 +161,48 @@ def _tuple(value) -> tuple[int, ...]:
     return (int(value),) * 2 if isinstance(value, int) else tuple(int(n) for n in value)
 
 
-def task_of(name: str, args, target: tvm.target.Target) -> Task | gpu.GPUTask:
-    """Return the task of a name and arguments of an extracted one.
-
-    Raises ValueError, TypeError or IndexError for others.
-    """
-    if target.kind.name == "cuda":
-        return gpu.GPUTask(name, args, target)
-    return Task(tuning.Task(workload_of(name, args), 1, target_json(target)))
+def task_of(name: str, args, target: tvm.target.Target) -> Task:
+    """Return the task of an extracted one's name and arguments; raises ValueError and others for others."""
+    if target.kind.name != "cuda":
+        return Task(tuning.Task(workload_of(name, args), 1, target_json(target)))
+    workload = dataclasses.replace(workload_of(gpu.NAMES.get(name, ""), args), dtype=str(args[0][2]))
+    return Task(gpu.TileTask(workload, str(target.attrs["arch"])))
 
 
-def create(task_name, args, target, target_host=None, template_key=None) -> Task | gpu.GPUTask:
+def create(task_name, args, target, target_host=None, template_key=None) -> Task:
     """`autotvm.task.create`: build a task from the name and arguments of an extracted one.
 
-    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd", if it is
-    for a CPU; for target "cuda" it holds tiles. For a template of the script, give its name or the template
-    itself, and its arguments; for target "cuda" it has configs and schedules, but no measuring.
+    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd"; for target
+    "cuda", tiles. For a template of the script, give its name or the template itself, and its arguments; for
+    target "cuda" it has configs and schedules, but no measuring.
 
     Raises:
         ValueError: No task has this name and these arguments.
     """
     task_name = getattr(task_name, "template_name", task_name)
-    resolved = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
+    resolved = _resolved(target)
     if task_name in template.TEMPLATES:
         return template.TemplateTask(task_name, args, resolved)
     try:
         return task_of(str(task_name), args, resolved)
     except (ValueError, TypeError, IndexError):
-        served = (
-            "conv2d_NCHWc.x86, conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and "
-            "dense_pack.x86"
-        )
-        if resolved.kind.name == "cuda":
-            served = f"for a GPU {', '.join(gpu.NAMES)}"
+        names = gpu.NAMES if resolved.kind.name == "cuda" else [f"{kind}.x86" for kind in _KINDS]
         raise ValueError(
             f"autotvm.task.create: no template {task_name!r} for {args!r}; there are "
-            f"{', '.join([*template.TEMPLATES, served])}, with the arguments of extracted tasks"
+            f"{', '.join([*template.TEMPLATES, *names])}, with the arguments of extracted tasks"
         ) from None
 
 
+def _resolved(target) -> tvm.target.Target:
+    return compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
+
+
 @without_instruments()
-def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list:
+def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list[Task]:
     """Return a task for each distinct convolution and dense layer with known weights.
 
-    For target "cuda", a `GPUTask` for each that has tiles: convolutions of one group, and dense layers of
-    two rows or more.
+    For target "cuda", for those that have tiles: convolutions of one group, and dense layers of two rows or
+    more.
 
     Args:
         mod: Relay module or function, or a Relax module.
@@ -149,20 +215,21 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         main.infer()
         params = {p.name_hint: np.zeros(p.known_type.shape, p.known_type.dtype) for p in main.params[1:]}
-    resolved = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
+    resolved = _resolved(target)
     if resolved.kind.name == "cuda":
-        extracted = gpu.extract(*relax_of(mod, params), resolved)
+        tasks = gpu.extract(*relax_of(mod, params), resolved)
     else:
         tasks = tuning.tasks(*relax_of(mod, params), resolved)
-        of_floats = (task for task in tasks if task.workload.dtype == "float32")
-        extracted = [Task(task) for task in of_floats if isinstance(task.workload, Convolution | Dense)]
+        tasks = [task for task in tasks if isinstance(task.workload, Convolution | Dense)]
+        tasks = [task for task in tasks if task.workload.dtype == "float32"]
+    extracted = [Task(task) for task in tasks]
     if ops is None:
         return extracted
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))
     return [task for task in extracted if task.name.startswith(wanted)] if wanted else []
 
 
-def extract_from_multiple_program(mods, params, target=None, target_host=None, ops=None) -> list:
+def extract_from_multiple_program(mods, params, target=None, target_host=None, ops=None) -> list[Task]:
     """Return the tasks of several programs, each workload once."""
     by_workload = {}
     for mod, weights in zip(mods, params, strict=True):

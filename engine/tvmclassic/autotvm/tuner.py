@@ -9,13 +9,11 @@ import warnings
 
 from tvmfast import tuning
 from tvmfast.core import machine
-from tvmfast.runtime import on_gpu
 from tvmfast.tuning import tuners
 
-from .gpu import GPUTask
 from .record import MeasureErrorNo, MeasureInput, MeasureResult, pick_best, seconds
 from .task import ConfigEntity, Task
-from .template import REFUSED, TemplateTask
+from .template import REFUSED
 
 _PLAN = 8  # configs proposed at once
 _LOG = logging.getLogger("autotvm")  # as scripts know it
@@ -200,18 +198,12 @@ class Tuner:
                 callback(self, inputs, results)
             if early_stopping and done >= self.best_iter + early_stopping:
                 break
-        if done and self.best_config is None and isinstance(self.task, GPUTask):
-            self._say_that_none_ran()
-
-    def _say_that_none_ran(self) -> None:
-        """Warn that each trial of a GPU's task failed, and why."""
-        why = on_gpu.cannot_run(self.task.target)
-        reason = f": {why}" if why else "; the results that the callbacks got say why"
-        warnings.warn(
-            f"autotvm: no config of {self.task.name} was measured, as each trial failed{reason}. The log has "
-            "the error of each; builds take no config from it",
-            stacklevel=3,
-        )
+        if self.best_config is None and done and results:
+            warnings.warn(
+                f"autotvm: no config of {self.task.name} ran, so builds take none; the last error: "
+                f"{results[-1].costs[0]}",
+                stacklevel=2,
+            )
 
 
 class GridSearchTuner(Tuner):
@@ -250,7 +242,7 @@ class XGBTuner(Tuner):
 
     def _take_over(self, task, values, spent):
         super()._take_over(task, values, spent)
-        alike = type(task) is type(self.task) is not TemplateTask  # templates have features of their own
+        alike = isinstance(task, Task) and isinstance(self.task, Task)  # templates have features of their own
         if alike and task.key != self.task.key:
             self._search.model.add(task.key, task.features(values), spent)
 

@@ -99,26 +99,6 @@ class _Operands(relax.PyExprMutator):
         return None
 
 
-def products_of(mod: tvm.IRModule) -> list[tuple[tuple, relax.Call]]:
-    """List the products and the convolutions of one group in a module, in their order.
-
-    Returns:
-        `products.Product.key` and the call of each, with its operands as they are.
-    """
-    found: list[tuple[tuple, relax.Call]] = []
-
-    def note(expr):
-        if op_name(expr) in ("matmul", "nn.conv2d"):
-            key = _key(expr, str(expr.args[0].ty.dtype))
-            if key is not None and 0 not in key[1:5]:
-                found.append((key, expr))
-
-    for _, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, note)
-    return found
-
-
 def _key(call, dtype) -> tuple | None:
     """Return `products.Product.key` of a call with operands of a dtype; None if it is of another kind."""
     a, b, result = (static_shape(each.ty) for each in (*call.args, call))

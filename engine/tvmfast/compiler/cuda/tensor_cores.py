@@ -20,20 +20,16 @@ from ...runtime.on_gpu import version
 from .device_code import INSTRUCTIONS, PRODUCT
 from .operands import CORES
 from .products import DTYPES, LARGEST, LAUNCHES, Product, first_of, launch, match, stored, unrolled, var
-from .tile_configs import TileLookup
-from .tiles import TENSOR_CORES, Tile, fields, serves, tile_for
+from .tiles import TENSOR_CORES, Tile, serves, tile_for
 
 _REDUCE_THREADS = 256
 
 
 class TensorCores:
-    """The rule for products of float16, and convolutions of float32 if TF32 is allowed; as dlight's are.
+    """The rule for products of float16, and convolutions of float32 if TF32 is allowed; as dlight's are."""
 
-    A product of which `lookup`, if there is one, has a config is left to the rule of that.
-    """
-
-    def __init__(self, allow_tf32: bool, experimental: bool, lookup: TileLookup | None = None):
-        self.allow_tf32, self.experimental, self.lookup = allow_tf32, experimental, lookup
+    def __init__(self, allow_tf32: bool, experimental: bool):
+        self.allow_tf32, self.experimental = allow_tf32, experimental
 
     def apply(self, func, target, _):
         """Return a kernel's schedule; None for one that it does not serve, and for an older GPU."""
@@ -42,28 +38,26 @@ class TensorCores:
         if matched is None:
             return None
         product, store = matched
-        batch, rows, columns, _ = product.size
         if product.dtype == "float32" and not (product.window and self.allow_tf32):
             return None
-        config = self.lookup(product.key) if self.lookup else None
-        if config is None and not serves(TENSOR_CORES, product.key, arch, self.experimental):
+        if not serves(TENSOR_CORES, product.key, arch, self.experimental):
             return None
-        if config is not None and config["family"] != TENSOR_CORES:
+        if min(product.size[1:3]) < 2:  # a product with a vector: `gemv`
             return None
-        if min(rows, columns) < 2:  # a product with a vector: `gemv`
-            return None
-        tile = tile_for(product.key, arch) if config is None else Tile(**fields(config))
-        if tile.split * batch * rows * columns > LARGEST:
-            tile = tile._replace(split=1)
-        if ceildiv(columns, tile.n) > LAUNCHES or batch * tile.split > LAUNCHES:
-            return None
-        schedule = Schedule(tvm.IRModule({"main": func.with_body(_kernel(product, tile, store))}))
-        if config is not None:
-            self.lookup.take(product.key)
-        return schedule
+        return scheduled(func, product, store, tile_for(product.key, arch))
 
 
 # ---------------------------------------------------------------- kernels
+
+
+def scheduled(func, product: Product, store, tile: Tile) -> Schedule | None:
+    """Return the schedule of a kernel, with what `match` found in it; None for too many tiles."""
+    batch, rows, columns, _ = product.size
+    if tile.split * batch * rows * columns > LARGEST:
+        tile = tile._replace(split=1)
+    if ceildiv(columns, tile.n) > LAUNCHES or batch * tile.split > LAUNCHES:
+        return None
+    return Schedule(tvm.IRModule({"main": func.with_body(_kernel(product, tile, store))}))
 
 
 def _kernel(product: Product, tile: Tile, store) -> tirx.Stmt:

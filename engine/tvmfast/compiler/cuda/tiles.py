@@ -38,11 +38,6 @@ class Tile(NamedTuple):
         return self.k // (2 if dtype == "float16" else 4)
 
 
-def fields(config: dict) -> dict:
-    """Return the fields of a config's tile; see `tile_configs.py`."""
-    return {name: value for name, value in config.items() if name != "family"}
-
-
 TILES = (  # from the largest, which reads least, to the smallest
     Tile(128, 128, 64, 64, 32, 4),
     Tile(64, 128, 128, 32, 64, 3),
