@@ -33,13 +33,13 @@ def today(line: str) -> str | None:
         return "Winograd's method (tile_b), of which there is no kernel for GPUs today"
     for x, of_x, y, of_y, sums in (_CONV, _DENSE):
         if {*knobs} == {*x, *y, *sums}:
-            (x_threads, own_x), (y_threads, own_y) = _cut(knobs, x), _cut(knobs, y)
+            (across, own_x), (down, own_y) = _cut(knobs, x), _cut(knobs, y)
             step = math.prod(math.prod(knobs[name][1:]) for name in sums)
-            across, down = f"{x_threads * own_x} {of_x}", f"{y_threads * own_y} {of_y}"
+            block = f"{down * own_y} {of_y} ({', '.join(y)}) by {across * own_x} {of_x} ({', '.join(x)})"
+            nearest = _nearest(across, down, own_x, own_y, step)
             return (
-                f"{down} ({', '.join(y)}) by {across} ({', '.join(x)}) a block, in steps of {step} summands "
-                f"({', '.join(sums)}), by {x_threads * y_threads} threads; of today's tiles for float32, which"
-                f" have to be measured, {_nearest(x_threads, y_threads, own_x, own_y, step)} is the nearest"
+                f"{block} a block, in steps of {step} summands ({', '.join(sums)}), by {across * down} "
+                f"threads; of today's tiles for float32, which have to be measured, {nearest} is the nearest"
             )
     return f"no tile of today cuts by {', '.join(knobs)}: such kernels are scheduled by rule"
 
