@@ -362,18 +362,9 @@ def test_an_old_line_says_what_it_is_today():
 
 
 def test_no_other_line_does():
-    torn = row_of(KNOBS)[:200], "[('tile_f', [-1, 2, 8", "[('tile_f', [0, 2, 8, 8])],None,1"
-    of_cpus = row_of(KNOBS, target="llvm"), "[('tile_ic', [-1, 3]), ('tile_oc', [-1, 32])],None,3"
-    for line in (
-        "",
-        "[]",
-        "{}",
-        "null",
-        "[('family', 'conv2d'), ('tile_ow', 4)]",
-        *torn,
-        *of_cpus,
-        row_of({"unroll": 1}),
-    ):
+    torn = "", "[]", "{}", "null", row_of(KNOBS)[:200], "[('tile_f', [-1, 2, 8", "[('tile_f', [0, 2, 8, 8])],None,1"
+    of_cpus = "[('family', 'conv2d'), ('tile_ow', 4)],None,3", "[('tile_ic', [-1, 3]), ('tile_oc', [-1, 32])],None,3"
+    for line in (*torn, *of_cpus, row_of(KNOBS, target="llvm"), row_of({"unroll": 1})):
         assert old_cuda.today(line) is None, line
 
 
