@@ -59,14 +59,14 @@ def emulate_all(mod):
     return mod
 
 
-def run_emulated(mod, params, *inputs):
-    """What a build for a GPU computes, its kernels `emulate`: an array, or a tuple of them."""
+def run_emulated(mod, params, *inputs, lookup=None):
+    """What a build for a GPU computes, with tiles of `lookup`, its kernels `emulate`: an array, or a tuple of them."""
     target, here = resolve_target(TARGET, ("cuda",)), machine.host_target()
     mod, _ = bind(mod, params)
     with target:
         mod = tvm.transform.Sequential(pipeline.passes(BuildContext(target)))(mod)
         mod, constants = pipeline.lift_constants(mod, {})
-        mod = emulate_all(gpu.scheduled(mod, target)[0])
+        mod = emulate_all(gpu.scheduled(mod, target, lookup=lookup)[0])
         mod = pipeline.lowering()(pipeline.bundle(mod))
     emulated = relax.VirtualMachine(
         relax.build(mod, here, relax_pipeline=None, tir_pipeline=ieee754.LOWERING), tvm.cpu()

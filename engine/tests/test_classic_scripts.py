@@ -555,8 +555,7 @@ def test_a_build_for_cuda(enabled, tmp_path):
             relay.build(mod, target)["default"](device)
         with pytest.raises(ValueError, match=rf"the library is for .*; got {re.escape(str(device))}"):
             relay.create_executor("graph", mod, device, target).evaluate()(np.ones(4, "float32"))
-    with pytest.raises(NotImplementedError, match=r"autotvm for target 'cuda': .*meta_schedule"):
-        autotvm.task.extract_from_program(mod["main"], {}, "cuda")
+    assert autotvm.task.extract_from_program(mod["main"], {}, "cuda") == [], "nothing in it has tiles"
     with autotvm.tophub.context("cuda"), pytest.warns(UserWarning, match="a build for a GPU takes none"):
         relay.build(mod, "cuda")
     if not tvm.cuda(0).exist:

@@ -1,7 +1,7 @@
 """AutoTVM: tasks, tuners, measuring, callbacks and logs, for the workloads and configs of tvmfast.
 
-task      tasks of a network, and their config spaces
-record    logs, and builds with their best configs
+task      tasks of a network, and their config spaces; gpu: those for target "cuda"
+record    logs, and builds with their best configs; old_cuda: what lines of TVM's templates for CUDA are today
 template  `@autotvm.template`: a script's own schedules as tasks; space: the configs that it defines
 tuner     measuring, the four tuners, the progress line, the graph tuners
 """

@@ -14,18 +14,19 @@ from collections import namedtuple
 import numpy as np
 import tvm
 
-from tvmfast import tuning
 from tvmfast.compiler import build as compiler
+from tvmfast.compiler.cuda.tile_configs import TileLookup
 from tvmfast.compiler.records import ConfigLookup, Record, best, read, renamed
 from tvmfast.core import data, machine
 
 from .. import context, targets
-from . import task, template
+from . import gpu, old_cuda, task, template
 from .task import ConfigEntity, Task
 
 MeasureInput = namedtuple("MeasureInput", ["target", "task", "config"])
 MeasureResult = namedtuple("MeasureResult", ["costs", "error_no", "all_cost", "timestamp"])
 _VERSION = 0.2  # of the log's lines
+_SAID = 3  # lines of TVM's templates for CUDA of which a warning says what they are today
 
 
 class MeasureErrorNo:
@@ -72,7 +73,7 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
             found = _of_template(name, json.dumps(args), target)
             config = found.config_space.find(given["config"]["entity"])
         else:
-            found = _task(task.workload_of(name, args), target)
+            found = _task(name, json.dumps(args), target)
             config = ConfigEntity.from_json_dict(given["config"])
     except (ValueError, KeyError, TypeError, IndexError):
         return None
@@ -87,8 +88,8 @@ def decode(row: str, protocol="json") -> tuple[MeasureInput, MeasureResult] | No
 
 
 @functools.lru_cache(maxsize=1024)
-def _task(workload, target: str) -> Task:
-    return Task(tuning.Task(workload, 1, machine.target_json(machine.checked_target(targets.parse(target)))))
+def _task(name: str, args: str, target: str) -> Task:
+    return task.task_of(name, json.loads(args), machine.checked_target(targets.with_arch(target)))
 
 
 def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
@@ -101,20 +102,25 @@ def _of_template(name: str, args: str, target: str) -> template.TemplateTask:
 
 
 def load_from_file(filepath):
-    """Yield the measurements of a log, as `decode` returns them; skip other lines with one warning."""
-    left_out = 0
+    """Yield the measurements of a log, as `decode` returns them; skip other lines with one warning.
+
+    It says what the first few lines of TVM's templates for CUDA are today.
+    """
+    left_out, today = 0, []
     with contextlib.ExitStack() as stack:
         lines = stack.enter_context(open(filepath)) if isinstance(filepath, str | os.PathLike) else filepath
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if not line.strip() or line.startswith("#"):
                 continue
             if found := decode(line):
                 yield found
             else:
                 left_out += 1
+                if len(today) < _SAID and (sentence := old_cuda.today(line)):
+                    today.append(f"\nline {number}: {sentence}")
     if left_out:
         message = f"{filepath}: {left_out} lines are torn, or of schedules that are not here, and left out"
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(message + "".join(today), stacklevel=2)
 
 
 def log_to_file(file_out, protocol="json"):
@@ -201,15 +207,20 @@ class ApplyHistoryBest:
         fastest = best(r for r in self._records if r.workload == found.key).get((found.key, found.target_key))
         return fastest and ConfigEntity(found.config_space.index(fastest.config), fastest.config)
 
-    def lookup(self, target: tvm.target.Target) -> ConfigLookup | None:
-        """Return the config lookup of a build for `target`; None, with a warning, for a GPU."""
-        if target.kind.name != "llvm":
+    def lookup(self, target: tvm.target.Target) -> ConfigLookup | TileLookup | None:
+        """Return the config lookup of a build for `target`; None, with a warning, if no log is of its GPU."""
+        if target.kind.name == "llvm":
+            of_cpus = [record for record in self._records if json.loads(record.target)["kind"] == "llvm"]
+            return ConfigLookup(of_cpus, target, self.source)
+        configs = gpu.tiles(self._records, str(target.attrs["arch"]))
+        if not configs:
             warnings.warn(
-                "autotvm: a build for a GPU takes none of the logs' configs, which are those of CPUs here",
+                "autotvm: a build for a GPU takes none of the logs' configs, which are those of CPUs here or "
+                "of other GPUs",
                 stacklevel=3,
             )
             return None
-        return ConfigLookup(self._records, target, self.source)
+        return TileLookup(configs, self.source)
 
     def __enter__(self):
         self._token = context.apply_best.set(self)

@@ -1,5 +1,6 @@
 """Tasks: a network's convolutions and dense layers under AutoTVM's names and arguments; and their configs."""
 
+import dataclasses
 import functools
 import json
 
@@ -16,27 +17,31 @@ from .. import targets
 from ..context import without_instruments
 from ..relay import ir
 from ..relay.build import relax_of
-from . import template
+from . import gpu, template
 
+_KINDS = ("conv2d_NCHWc", "conv2d_NCHW", "depthwise_conv2d_NCHWc", "group_conv2d_NCHWc", "dense_pack")
 _NAMES = {"nn.conv2d": ("conv2d", "depthwise_conv2d", "group_conv2d"), "nn.dense": ("dense",)}
 
 
 class Task:
-    """A `tvmfast.tuning` task, `today`, under AutoTVM's name and arguments.
+    """A task of `tvmfast.tuning`, or one of a GPU, `today`, under AutoTVM's name and arguments.
 
     `config_space` holds its configs; `flop` is the number of operations of one call.
     """
 
-    def __init__(self, today: tuning.Task):
+    def __init__(self, today: tuning.Task | gpu.TileTask):
         self.today, self.target = today, tvm.target.Target(json.loads(today.target))
-        self.name, self.args = _described(today.workload)
+        describe = gpu.described if isinstance(today, gpu.TileTask) else _described
+        self.name, self.args = describe(today.workload)
         self.kwargs, self.target_host = {}, None
         self.flop, self.config_space = today.operations, ConfigSpace(today.space)
         self.key, self.target_key = today.workload, today.target
         self.numbers = range(len(self.config_space))
 
     def measure(self, opened: tuning.LocalRunner, configs: list["ConfigEntity"]) -> list[tuning.Trial]:
-        """Measure configs with a runner of `tvmfast.tuning`."""
+        """Measure configs with a runner of `tvmfast.tuning`; on a GPU, as `TileTask.measure` does."""
+        if isinstance(self.today, gpu.TileTask) and isinstance(opened, tuning.LocalRunner):
+            return self.today.measure(opened, [config.values for config in configs])
         return opened.measure([self.today.candidate(config.values) for config in configs])
 
     def features(self, values: dict) -> list[float]:
@@ -156,34 +161,48 @@ def _tuple(value) -> tuple[int, ...]:
     return (int(value),) * 2 if isinstance(value, int) else tuple(int(n) for n in value)
 
 
+def task_of(name: str, args, target: tvm.target.Target) -> Task:
+    """Return the task of an extracted one's name and arguments; raises ValueError and others for others."""
+    if target.kind.name != "cuda":
+        return Task(tuning.Task(workload_of(name, args), 1, target_json(target)))
+    workload = dataclasses.replace(workload_of(gpu.NAMES.get(name, ""), args), dtype=str(args[0][2]))
+    return Task(gpu.TileTask(workload, str(target.attrs["arch"])))
+
+
 def create(task_name, args, target, target_host=None, template_key=None) -> Task:
     """`autotvm.task.create`: build a task from the name and arguments of an extracted one.
 
-    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd". For a
-    template of the script, give its name or the template itself, and its arguments; its target may be "cuda",
-    for which there are configs and schedules, but no measuring.
+    A convolution's space holds the configs of both template keys of 2019, "direct" and "winograd"; for target
+    "cuda", tiles. For a template of the script, give its name or the template itself, and its arguments; for
+    target "cuda" it has configs and schedules, but no measuring.
 
     Raises:
         ValueError: No task has this name and these arguments.
     """
     task_name = getattr(task_name, "template_name", task_name)
+    resolved = _resolved(target)
     if task_name in template.TEMPLATES:
-        target = compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
-        return template.TemplateTask(task_name, args, target)
+        return template.TemplateTask(task_name, args, resolved)
     try:
-        return Task(tuning.Task(workload_of(str(task_name), args), 1, target_json(target_of(target))))
+        return task_of(str(task_name), args, resolved)
     except (ValueError, TypeError, IndexError):
+        names = gpu.NAMES if resolved.kind.name == "cuda" else [f"{kind}.x86" for kind in _KINDS]
         raise ValueError(
             f"autotvm.task.create: no template {task_name!r} for {args!r}; there are "
-            f"{', '.join([*template.TEMPLATES, 'conv2d_NCHWc.x86'])}, "
-            "conv2d_NCHW.x86, depthwise_conv2d_NCHWc.x86, group_conv2d_NCHWc.x86 and dense_pack.x86, with "
-            "the arguments of extracted tasks"
+            f"{', '.join([*template.TEMPLATES, *names])}, with the arguments of extracted tasks"
         ) from None
+
+
+def _resolved(target) -> tvm.target.Target:
+    return compiler.resolve_target(targets.for_build(target), kinds=("llvm", "cuda"))
 
 
 @without_instruments()
 def extract_from_program(mod, params=None, target=None, target_host=None, ops=None) -> list[Task]:
     """Return a task for each distinct convolution and dense layer with known weights.
+
+    For target "cuda", for those that have tiles: convolutions of one group, and dense layers of two rows or
+    more.
 
     Args:
         mod: Relay module or function, or a Relax module.
@@ -196,9 +215,14 @@ def extract_from_program(mod, params=None, target=None, target_host=None, ops=No
         main = mod["main"] if isinstance(mod, ir.IRModule) else mod
         main.infer()
         params = {p.name_hint: np.zeros(p.known_type.shape, p.known_type.dtype) for p in main.params[1:]}
-    tasks = tuning.tasks(*relax_of(mod, params), target_of(target))
-    of_floats = (task for task in tasks if task.workload.dtype == "float32")
-    extracted = [Task(task) for task in of_floats if isinstance(task.workload, Convolution | Dense)]
+    resolved = _resolved(target)
+    if resolved.kind.name == "cuda":
+        tasks = gpu.extract(*relax_of(mod, params), resolved)
+    else:
+        tasks = tuning.tasks(*relax_of(mod, params), resolved)
+        tasks = [task for task in tasks if isinstance(task.workload, Convolution | Dense)]
+        tasks = [task for task in tasks if task.workload.dtype == "float32"]
+    extracted = [Task(task) for task in tasks]
     if ops is None:
         return extracted
     wanted = tuple(kind for op in ops for kind in _NAMES.get(getattr(op, "name", str(op)), ()))
@@ -214,12 +238,12 @@ def extract_from_multiple_program(mods, params, target=None, target_host=None, o
     return list(by_workload.values())
 
 
-def target_of(target, whose="autotvm") -> tvm.target.Target:
+def target_of(target, whose: str) -> tvm.target.Target:
     """Return the target of a task, for a CPU; `whose` is the module's name, for the error."""
     resolved = targets.for_build(target)
     if getattr(resolved, "kind", None) and resolved.kind.name == "cuda":
         raise NotImplementedError(
-            f"{whose} for target 'cuda': a GPU's kernels are scheduled by rule and have no configs; tune "
-            "them with tvm.s_tir.meta_schedule, and build inside `with database:`"
+            f"{whose} for target 'cuda': it searches schedules of CPUs; tune a GPU's tiles with autotvm, or "
+            "its kernels with tvm.s_tir.meta_schedule, and build inside `with database:`"
         )
     return compiler.resolve_target(resolved)

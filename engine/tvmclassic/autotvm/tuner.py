@@ -197,7 +197,13 @@ class Tuner:
             for callback in callbacks:
                 callback(self, inputs, results)
             if early_stopping and done >= self.best_iter + early_stopping:
-                return
+                break
+        if self.best_config is None and done and results:
+            warnings.warn(
+                f"autotvm: no config of {self.task.name} ran, so builds take none; the last error: "
+                f"{results[-1].costs[0]}",
+                stacklevel=2,
+            )
 
 
 class GridSearchTuner(Tuner):

@@ -55,7 +55,7 @@ def build(
         records: Records of `tn.tune` for level 3: a file, a list of files or of `records.Record`, or a
             `records.ConfigLookup` for the target. A kernel measured for this target, or else for another CPU
             with the same vector registers, gets its best config; `tuned` of the result counts them. None uses
-            the records that tvmfast ships, False none.
+            the records that tvmfast ships, False none. For kind "cuda" a `cuda.tile_configs.TileLookup`.
         state: Inputs that are fed from an output of the call before, by the names that `inputs` and `outputs`
             of the result have without it: `{"h": "output1", "c": "output2"}`. They are neither passed nor
             returned, but stay inside, zeros at first; see `Compiled.reset` and `Compiled.session`. A dim of
@@ -184,7 +184,8 @@ def _lowered(
         mod, arrays = shape_variants.rename_params(mod, arrays, shared)
     graph = pipeline.describe(mod, list(arrays), context)
     if context.for_gpu:
-        mod, graph["kernels"] = gpu.scheduled(mod, context.target, context.allow_tf32, context.experimental)
+        of_gpu = context.target, context.allow_tf32, context.experimental, context.lookup
+        mod, graph["kernels"] = gpu.scheduled(mod, *of_gpu)
     plan = {} if context.dims else None
     mod = pipeline.lowering(context.dims, plan)(pipeline.bundle(mod))
     graph["memory"] = plan or memory(mod)

@@ -51,7 +51,8 @@ _IN_FLOAT32 = "tvmfast.in_float32"  # attribute of a module: why kernels of a qu
 
 def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
-    simd, lookup = context.simd, context.lookup
+    simd = context.simd
+    lookup = context.lookup if simd else None  # GPU: `gpu.scheduled` asks
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
     how = context.dtype, context.in_pairs, context.in_float32
     # NCHW to NCHW[x]c, weights packed

@@ -24,6 +24,7 @@ import tvm
 from ..core import data, machine
 from ..core.errors import Forbidden, UnknownCpu
 from ..core.simd import Simd, simd_of
+from .cuda.tile_configs import TileLookup
 from .schedule.workloads.workload import Workload
 from .schedule.workloads.workload import key as key
 
@@ -410,7 +411,7 @@ def shipped() -> list[Record]:
     return [record for record in parsed if isinstance(record, Record)]
 
 
-def resolve_records(records, target: tvm.target.Target) -> ConfigLookup | None:
+def resolve_records(records, target: tvm.target.Target) -> ConfigLookup | TileLookup | None:
     """Make the lookup of a build.
 
     Args:
@@ -426,6 +427,8 @@ def resolve_records(records, target: tvm.target.Target) -> ConfigLookup | None:
         ValueError: `records` are given for a GPU, or as `read` raises it.
     """
     if target.kind.name == "cuda":
+        if isinstance(records, TileLookup):
+            return records
         if records:
             raise ValueError(
                 "records: those of tn.tune are of CPUs; for a GPU use a database of MetaSchedule"

@@ -7,7 +7,7 @@ class Lookup(Protocol):
     """What a build asks for tuned configs: `compiler.records.ConfigLookup`, for example."""
 
     def __call__(self, workload: Any) -> dict | None:
-        """Return a config for a kernel that computes a `Workload` of the compiler; None: the default one."""
+        """Return a config for a kernel that computes a `Workload`, or a `Product`; None: the default one."""
 
 
 class Runner(Protocol):

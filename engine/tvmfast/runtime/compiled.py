@@ -454,7 +454,7 @@ class CompiledForGPU(Compiled):
         """Run the network on a list of inputs, as a call does.
 
         Args:
-            values: The inputs; those already in the GPU's memory are not copied.
+            values: The inputs; those in the CPU's memory are copied to the GPU's, others are read in place.
             params: Arrays that replace the parameters of these names; likewise.
             held: See `Compiled.run`.
 

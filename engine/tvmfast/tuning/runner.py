@@ -72,6 +72,11 @@ class LocalRunner(Runner):
         self._builder = workers.Builder(timeout if build_timeout is None else build_timeout)
         self._pool = self._new_pool(1)
 
+    @property
+    def evaluator(self) -> ms.runner.EvaluatorConfig:
+        """How often a trial calls a kernel: `number`, `repeat`, `min_repeat_ms`."""
+        return self._evaluator
+
     def _new_pool(self, size: int) -> workers.Pool:
         return workers.Pool(size, self.timeout, trial.begin, stderr=subprocess.DEVNULL)
 

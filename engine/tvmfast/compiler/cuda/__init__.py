@@ -4,6 +4,7 @@ gpu               targets and schedules
 products          which product of matrices a kernel is
 tensor_cores      the rule for products and convolutions on tensor cores
 tiles             its tiles, by product
+tile_configs      the tiles that a tuner tries, and those that records have
 skinny            the rule for products of a few rows
 device_code       the CUDA source of both
 operands          the pass that gives them their operands

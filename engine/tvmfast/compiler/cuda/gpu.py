@@ -5,10 +5,10 @@ memory (a convolution is one more product, of windows that are gathered while th
 cores if the operands are float16; reductions by a block of threads per result; the others by a thread per
 element. Layouts stay NCHW. A database of MetaSchedule, if one is active (`with database:`), takes precedence.
 
-Two rules of tvmfast come first where a table of measurements says that they are faster (`tiles.py`), or where
-a build asks for what is experimental: products and convolutions of float16, and convolutions of float32 if
-TF32 is allowed, on tensor cores (`tensor_cores.py`), and products of up to eight rows, which read their
-weights once (`skinny.py`).
+The tile that records have for a product (`tile_configs.py`) comes first. Two rules of tvmfast follow, where a
+table of measurements says that they are faster (`tiles.py`), or where a build asks for what is experimental:
+products and convolutions of float16, and convolutions of float32 if TF32 is allowed, on tensor cores
+(`tensor_cores.py`), and products of up to eight rows, which read their weights once (`skinny.py`).
 """
 
 import logging
@@ -23,21 +23,32 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule, dlight
 
 from ...core import errors, machine
 from ...core.compat import lazy_tensor_intrinsics
+from ...core.protocols import Lookup
 from ...runtime import on_gpu
-from . import tiles
+from . import products, tensor_cores, tile_configs, tiles
 from .skinny import Skinny
-from .tensor_cores import TensorCores
 from .workspaces import workspaces_to_results
 
+TUNED = "tuned"  # the rule for products that a lookup has a config for
 _LOG = logging.getLogger(__name__)
 _OLDEST = 75  # the oldest architecture that CUDA 13 compiles for
 _MANY = 256  # blocks of a launch that keep a GPU busy: two for each multiprocessor of a large one
 _THREADS = 1024  # of a block, at most
-_STEP = {"micro_size_k": 32, "vector_size": 2, "storage_align": True}
 _FEW = 32  # elements up to which a reduction is the work of a thread, not of a block
 
 
-class _Matmul(dlight.gpu.Matmul):
+class _Tiled(dlight.gpu.Matmul):
+    """Dlight's rule for matrix products, with a tile; a step has 32 summands if it does not say."""
+
+    def __init__(self, **tile: int):
+        options = {"micro_size_k": 32, "vector_size": tile_configs.VECTOR, "storage_align": True}
+        self._config = dlight.gpu.Matmul.Config(**options | tile)
+
+    def get_configs(self, _target):
+        return self._config
+
+
+class _Matmul:
     """Dlight's rule for matrix products with tiles of 32x32 elements, or of 8x32 where these are few.
 
     Measured on an H100 with the convolutions of ResNet-18 and ResNet-50: its own tiles, 32x64 with steps of
@@ -45,23 +56,31 @@ class _Matmul(dlight.gpu.Matmul):
     as long if it has many. A step of 32 summands halves the number of barriers.
     """
 
-    _LARGE = dlight.gpu.Matmul.Config(
-        block_size_x=16, block_size_y=16, micro_size_x=2, micro_size_y=2, **_STEP
-    )
-    _SMALL = dlight.gpu.Matmul.Config(
-        block_size_x=8, block_size_y=16, micro_size_x=1, micro_size_y=2, **_STEP
-    )
-
-    def get_configs(self, _target):
-        return self._config
+    _LARGE = _Tiled(block_size_x=16, block_size_y=16, micro_size_x=2, micro_size_y=2)
+    _SMALL = _Tiled(block_size_x=8, block_size_y=16, micro_size_x=1, micro_size_y=2)
 
     def apply(self, func, target, _):
-        self._config = self._LARGE
-        large = super().apply(func, target, _)
+        large = self._LARGE.apply(func, target, _)
         if large is None or _blocks(large.mod["main"]) >= _MANY:
             return large
-        self._config = self._SMALL
-        return super().apply(func, target, _)
+        return self._SMALL.apply(func, target, _)
+
+
+class _Tuned:
+    """The rule for products of which a lookup has a config that is in their `tile_configs.space`."""
+
+    def __init__(self, lookup: Lookup):
+        self.lookup = lookup
+
+    def apply(self, func, target, _):
+        product, store = products.match(func) or (None, None)
+        config = product and self.lookup(product)
+        if not config or config not in tile_configs.space(product.key, str(target.attrs["arch"])):
+            return None
+        tile = tile_configs.tile_of(config)
+        if isinstance(tile, tiles.Tile):
+            return tensor_cores.scheduled(func, product, store, tile)
+        return _Tiled(**tile).apply(func, target, _)
 
 
 _RULES = {
@@ -101,7 +120,11 @@ def resolved(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def scheduled(
-    mod: tvm.IRModule, target: tvm.target.Target, allow_tf32: bool = False, experimental: bool = False
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    allow_tf32: bool = False,
+    experimental: bool = False,
+    lookup: Lookup | None = None,
 ) -> tuple[tvm.IRModule, dict[str, dict]]:
     """Schedule each kernel, at every opt level: a kernel without threads cannot run on a GPU.
 
@@ -110,6 +133,7 @@ def scheduled(
         target: The target.
         allow_tf32: Whether convolutions of float32 may round their operands to TF32.
         experimental: Whether tvmfast's rules serve products that `tiles.MEASURED` does not have, too.
+        lookup: Gives the config of a `products.Product`; see `tile_configs.py`.
 
     Returns:
         The module, and by kernel name its rule ("family") and the grids and blocks that it launches.
@@ -117,8 +141,10 @@ def scheduled(
     mod, schedules = mod.clone(), {}
     rules = _RULES
     if experimental or str(target.attrs["arch"]) in tiles.MEASURED:
-        own = {tiles.SKINNY: Skinny(experimental), tiles.TENSOR_CORES: TensorCores(allow_tf32, experimental)}
-        rules = own | _RULES
+        on_cores = tensor_cores.TensorCores(allow_tf32, experimental)
+        rules = {tiles.SKINNY: Skinny(experimental), tiles.TENSOR_CORES: on_cores} | rules
+    if lookup is not None:
+        rules = {TUNED: _Tuned(lookup)} | rules
     kernels = {var: func for var, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)}
     by_hand = {var for var, func in kernels.items() if has_threads(func)}
     for var in by_hand:

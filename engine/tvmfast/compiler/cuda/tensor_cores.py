@@ -38,22 +38,26 @@ class TensorCores:
         if matched is None:
             return None
         product, store = matched
-        batch, rows, columns, _ = product.size
         if product.dtype == "float32" and not (product.window and self.allow_tf32):
             return None
         if not serves(TENSOR_CORES, product.key, arch, self.experimental):
             return None
-        if min(rows, columns) < 2:  # a product with a vector: `gemv`
+        if min(product.size[1:3]) < 2:  # a product with a vector: `gemv`
             return None
-        tile = tile_for(product.key, arch)
-        if tile.split * batch * rows * columns > LARGEST:
-            tile = tile._replace(split=1)
-        if ceildiv(columns, tile.n) > LAUNCHES or batch * tile.split > LAUNCHES:
-            return None
-        return Schedule(tvm.IRModule({"main": func.with_body(_kernel(product, tile, store))}))
+        return scheduled(func, product, store, tile_for(product.key, arch))
 
 
 # ---------------------------------------------------------------- kernels
+
+
+def scheduled(func, product: Product, store, tile: Tile) -> Schedule | None:
+    """Return the schedule of a kernel, with what `match` found in it; None for too many tiles."""
+    batch, rows, columns, _ = product.size
+    if tile.split * batch * rows * columns > LARGEST:
+        tile = tile._replace(split=1)
+    if ceildiv(columns, tile.n) > LAUNCHES or batch * tile.split > LAUNCHES:
+        return None
+    return Schedule(tvm.IRModule({"main": func.with_body(_kernel(product, tile, store))}))
 
 
 def _kernel(product: Product, tile: Tile, store) -> tirx.Stmt:
