@@ -213,7 +213,8 @@ def _stride(index, var) -> int | None:
 
 def _has_bfloat16(func) -> bool:
     """Return whether a kernel reads, computes or stores a bfloat16."""
-    found, kinds = [], (tvm.tirx.Cast, tvm.tirx.FloatImm, tvm.ir.TensorLoad)
+    found: list[str] = []
+    kinds = tvm.tirx.Cast, tvm.tirx.FloatImm, tvm.ir.TensorLoad
     computed = kinds, lambda node: found.append(str(node.ty.dtype))
     stored = tvm.tirx.BufferStore, lambda store: found.append(str(store.buffer.dtype))
     tvm_ffi.structural_walk(func.body, [computed, stored])
