@@ -157,7 +157,7 @@ def test_images_of_uint8(mode, level, rng):
 SIZES = [(name, mode) for name in ("larger", "corners", "twice") for mode in ("bilinear", "bicubic")]
 
 
-@pytest.mark.parametrize("case", sampled(SIZES, [("larger", "bilinear"), ("twice", "bicubic")]), ids=" ".join)
+@pytest.mark.parametrize("case", sampled(SIZES, [("larger", "bilinear")]), ids=" ".join)
 def test_images_of_uint8_of_dynamic_sizes(case, rng):
     name, mode = case
     shapes = ((1, 3, 11, 9), (3, 3, 30, 41), (2, 3, 2, 17), (1, 3, 17, 23))
