@@ -28,7 +28,7 @@ from tvm.s_tir.meta_schedule.runner import PyRunner
 
 import tvmclassic
 import tvmnotes as tn
-from tvmfast.core import data
+from tvmfast.core import data, kernel_cache
 from tvmnotes import lessons
 from tvmnotes.exercises import EXERCISES, verdict
 
@@ -37,6 +37,10 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
+    """A cache in which nobody has solved anything, with the run's kernels."""
+    kernels = kernel_cache.folder()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(kernels)
     monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "cache"))
 
 

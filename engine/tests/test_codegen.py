@@ -19,7 +19,7 @@ from torch import nn
 
 import tvmfast
 from tvmfast.compiler import codegen
-from tvmfast.core import kernel_cache
+from tvmfast.core import kernel_cache, machine
 from tvmfast.profiling import networks
 
 
@@ -41,9 +41,22 @@ def small():
     return Case(*tvmfast.from_pytorch(net, {"image": x}), x.numpy(), exact=reference(net, x))
 
 
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory):
+    """The object of pool.cc, which takes g++ a second: compiled once."""
+    return codegen._threads(machine.cpp_compiler(), tmp_path_factory.mktemp("threads"))
+
+
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path, monkeypatch, threads):
+    """A cache of its own; what compiles pool.cc copies the object."""
+
+    def run(command, **_options):
+        shutil.copy(threads, command[-1])
+        return SimpleNamespace(returncode=0)
+
     monkeypatch.setenv("TVMNOTES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(codegen, "subprocess", SimpleNamespace(run=run))
     return tmp_path / "cache" / "kernels"
 
 

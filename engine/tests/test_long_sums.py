@@ -1,5 +1,6 @@
 """Long sums: their error grows with the logarithm of their length, in every kernel, at every opt level."""
 
+import functools
 import math
 
 import numpy as np
@@ -95,13 +96,31 @@ CASES = {
 }
 
 
+def _all_cases(*tensors):
+    tensors = iter(tensors)
+    return tuple(function(*(next(tensors) for _ in inputs)) for function, inputs, _ in CASES.values())
+
+
+@pytest.fixture(scope="module")
+def long():
+    """By opt level what one network of all cases computes, by case: built and run once."""
+    inputs = [x for _, tensors, _ in CASES.values() for x in tensors]
+    mod, params = tvmfast.from_pytorch(Function(_all_cases).eval(), {f"x{i}": x for i, x in enumerate(inputs)})
+
+    @functools.cache
+    def results(level):
+        lib = tvmfast.build(mod, params, opt_level=level)
+        return dict(zip(CASES, lib(*(x.numpy() for x in inputs)), strict=True))
+
+    return results
+
+
 @LEVELS
 @pytest.mark.parametrize("case", CASES)
-def test_long_sums(compile_function, case, level):
+def test_long_sums(long, case, level):
     function, inputs, terms = CASES[case]
-    lib = compile_function(function, {f"x{i}": tuple(x.shape) for i, x in enumerate(inputs)}, opt_level=level)
     with torch.no_grad():
-        close(lib(*(x.numpy() for x in inputs)), function(*(x.double() for x in inputs)), terms)
+        close(long(level)[case], function(*(x.double() for x in inputs)), terms)
 
 
 @LEVELS
@@ -129,7 +148,7 @@ def test_a_dynamic_length(dynamic, level, length):
     x, y = _uniform(3, length), _uniform(length, 5)
     with torch.no_grad():
         wanted = [each.numpy() for each in DYNAMIC(x.double(), y.double())]
-    close(dynamic[level](x.numpy(), y.numpy()), wanted, _of_products(70_001))
+    close(dynamic(level)(x.numpy(), y.numpy()), wanted, _of_products(70_001))
 
 
 def DYNAMIC(x, y):
@@ -139,7 +158,7 @@ def DYNAMIC(x, y):
 @pytest.fixture(scope="module")
 def dynamic():
     mod, params = tvmfast.from_pytorch(Function(DYNAMIC).eval(), {"x": (3, "n"), "y": ("n", 5)})
-    return {level: tvmfast.build(mod, params, opt_level=level) for level in (0, 1, 2, 3)}
+    return functools.cache(lambda level: tvmfast.build(mod, params, opt_level=level))
 
 
 NODES = {
@@ -260,11 +279,17 @@ PARTS = {  # functions, and shapes beside the bounds: of vectors, of parts, and 
 @LEVELS
 @pytest.mark.parametrize("case", PARTS)
 def test_parts_of_a_sum(compile_function, case, level):
+    """All shapes in one network."""
     function, shapes = PARTS[case]
-    for shape in shapes:
-        x = _uniform(*shape)
-        lib = compile_function(function, {"x": shape}, opt_level=level)
-        close(lib(x.numpy()), function(x.double()), _blocks(x.numel()))
+    xs = [_uniform(*shape) for shape in shapes]
+
+    def parts(*xs):
+        return tuple(part for x in xs for part in function(x))
+
+    results = iter(compile_function(parts, {f"x{n}": x for n, x in enumerate(xs)}, opt_level=level)(*xs))
+    for x in xs:
+        wanted = function(x.double())
+        close([next(results) for _ in wanted], wanted, _blocks(x.numel()))
 
 
 def test_a_variance_is_two_sums_that_threads_share(compile_function):

@@ -4,12 +4,12 @@ Images that are 224 x 225, one pixel high or smaller than a window; batches of 3
 channels. Each network is small, its weights are random. With dims, one build serves two sizes.
 """
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import pytest
+import test_transformers
 import torch
 from agreement import close, reference
 from testing import sampled
@@ -19,12 +19,6 @@ from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv3 import _mobilenet_v3_conf
 
 import tvmfast
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-timm = pytest.importorskip("timm", reason="the dev extra has it")
-pytest.importorskip("transformers", reason="the dev extra has it")
-
-import test_transformers  # noqa: E402
 
 
 class Odd(NamedTuple):
@@ -59,7 +53,7 @@ class Wide(nn.Module):
 
 
 mobile_blocks, _ = _mobilenet_v3_conf("mobilenet_v3_small")
-of_timm = partial(partial, timm.create_model, num_classes=7)
+of_timm = partial(partial, test_transformers.model_of_timm, num_classes=7)
 NETWORKS = {
     "resnet": of_images(partial(models.ResNet, models.resnet.BasicBlock, [1, 1, 1, 1], 11), 1, 3, 224, 225),
     "squeezenet": of_images(partial(models.squeezenet1_1, num_classes=11), 3, 3, 65, 33),

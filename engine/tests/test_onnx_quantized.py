@@ -14,7 +14,7 @@ from agreement import close
 from onnx import helper, numpy_helper, parser
 from onnxruntime import quantization
 from onnxruntime.quantization import QuantFormat, QuantType
-from testing import sampled
+from testing import by_level, sampled
 
 from tvmfast import build, from_onnx, load
 
@@ -115,7 +115,7 @@ def test_halves_bfloat16_and_int32():
     np.testing.assert_array_less(np.abs(c - (v.astype("float32") - 3) * 0.03), np.abs(c) * 2**-6 + 1e-30)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", sampled(LEVELS, [3]))
 def test_products_of_integers_are_exact(level):
     rng = np.random.default_rng(3)
     feed = {
@@ -160,7 +160,7 @@ def test_products_of_integers_are_exact(level):
         np.testing.assert_array_equal(result, want.reshape(result.shape))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", sampled(LEVELS, [3]))
 def test_dynamic_quantization_follows_onnx_runtime(level):
     rng = np.random.default_rng(4)
     cases = [rng.standard_normal((3, 7)) * 3, rng.random((3, 7)) + 2, -rng.random((3, 7)) - 2, np.zeros((3, 7))]
@@ -199,9 +199,12 @@ def qlinear(op: str, inputs: list[str], output: str, **attributes):
     )
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-def test_operators_on_8_bits_are_those_of_onnx_runtime(dtype, level):
+OF_BYTES = [(dtype, level) for dtype in ("uint8", "int8") for level in LEVELS]
+
+
+@pytest.mark.parametrize("given", sampled(OF_BYTES, [("uint8", 0), ("int8", 3)]), ids=str)
+def test_operators_on_8_bits_are_those_of_onnx_runtime(given):
+    dtype, level = given
     rng = np.random.default_rng(5)
     low, high = RANGES[dtype]
     x, y = (rng.integers(low, high + 1, (2, 6, 7, 7)).astype(dtype) for _ in range(2))
@@ -353,8 +356,7 @@ OF_FEW_BITS = {  # bits, zero point, the dtype that holds the scales, and what a
 }
 
 
-@pytest.mark.parametrize("level", [0, 3])
-@pytest.mark.parametrize("case", OF_FEW_BITS)
+@pytest.mark.parametrize(("case", "level"), by_level(OF_FEW_BITS, ["4 bits and a zero point"]))
 def test_weights_of_few_bits_stay_in_them(case, level, tmp_path):
     *given, size = OF_FEW_BITS[case]
     model, x, weight = bits_model(given[0], given[1], of=given[2])
@@ -469,9 +471,12 @@ def attention_model(masked: bool = False, **changed) -> onnx.ModelProto:
     return model_of(inputs, {"y": ("float32", (2, 12, 24))}, [node], constants, 17)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("masked", [False, True], ids=["all keys", "masked"])
-def test_attention_on_8_bits(masked, level):
+OF_KEYS = [(keys, level) for keys in ("all keys", "masked") for level in LEVELS]
+
+
+@pytest.mark.parametrize("given", sampled(OF_KEYS, [("all keys", 0), ("masked", 3)]), ids=str)
+def test_attention_on_8_bits(given):
+    masked, level = given[0] == "masked", given[1]
     model, rng = attention_model(masked), np.random.default_rng(13)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     feed = {"x": rng.integers(0, 256, (2, 12, 40)).astype("uint8")}
@@ -597,7 +602,7 @@ def test_bad_scales_and_zero_points_are_one_clear_error(kind):
     assert type(caught.value) is error
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", sampled(LEVELS, [3]))
 def test_scales_that_are_inputs_are_checked_in_each_run(level):
     names = ["a", "a_s", "z", "b", "b_s", "z", "y_s", "z"]
     feed = {"a": np.full((2, 3), 7, "uint8"), "b": np.full((3, 2), 9, "uint8")}

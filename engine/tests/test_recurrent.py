@@ -11,7 +11,7 @@ import tvm_ffi
 from agreement import close, reference
 from emulated_gpu import run_emulated
 from onnx import numpy_helper, parser
-from testing import Function
+from testing import QUICK, Function
 from torch import nn
 from tvm import ir, sym, tirx
 
@@ -110,10 +110,13 @@ def test_threads_where_all_units_are_one_chunk(rng):
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_a_single_step_is_one_kernel(rng, batch):
-    for net in (nn.LSTM(9, 40), nn.LSTM(9, 40, proj_size=7), nn.GRU(9, 150), nn.RNN(9, 40, bias=False)):
-        x = torch.from_numpy(rng.standard_normal((1, batch, 9)).astype("float32"))
-        graph = agree(net.eval(), x, levels=(3,)).graph
-        assert sum(1 for node in graph["nodes"] if graph["costs"][node["kernel"]]["flops"]) == 1
+    """Of each of several layers, which read the same."""
+    layers = nn.LSTM(9, 40), nn.LSTM(9, 40, proj_size=7), nn.GRU(9, 150), nn.RNN(9, 40, bias=False)
+    net = Function(lambda x: [layer(x) for layer in layers])
+    net.layers = nn.ModuleList(layers)
+    x = torch.from_numpy(rng.standard_normal((1, batch, 9)).astype("float32"))
+    graph = agree(net.eval(), x, levels=(3,)).graph
+    assert sum(1 for node in graph["nodes"] if graph["costs"][node["kernel"]]["flops"]) == len(layers)
 
 
 INT64 = (  # dims with which some tensor has more elements than an int32 reaches
@@ -157,8 +160,8 @@ def test_kernels_with_int64_indices_agree(rng, monkeypatch):
     layers = nn.LSTM(3, 19, num_layers=2, bidirectional=True), nn.GRU(3, 21, bidirectional=True), nn.RNN(3, 5)
     net = Function(lambda x: [layer(x) for layer in layers])
     net.layers = nn.ModuleList(layers)
-    for steps in (1, 4):
-        agree(net.eval(), torch.from_numpy(rng.standard_normal((steps, 6, 3)).astype("float32")))
+    for steps, levels in ((1, LEVELS[1:] if QUICK else LEVELS), (4, LEVELS)):
+        agree(net.eval(), torch.from_numpy(rng.standard_normal((steps, 6, 3)).astype("float32")), levels=levels)
 
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
@@ -244,14 +247,16 @@ ONNX_NODES = [
 ]
 
 
-@pytest.mark.parametrize("steps", [STEPS, 1])
-def test_all_attributes_of_onnx(rng, steps):
+@pytest.mark.parametrize(
+    ("steps", "level"),
+    [(STEPS, 0), (1, 3), (STEPS, 3), pytest.param(1, 0, marks=pytest.mark.full)],
+)
+def test_all_attributes_of_onnx(rng, steps, level):
     model, feed = onnx_model(rng, ONNX_NODES, steps)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     wanted = session.run(None, feed)
-    mod, params = tvmfast.from_onnx(model)
-    for level in LEVELS:
-        close(tvmfast.build(mod, params, opt_level=level)(*feed.values()), wanted, TERMS, rounded=True)
+    lib = tvmfast.build(*tvmfast.from_onnx(model), opt_level=level)
+    close(lib(*feed.values()), wanted, TERMS, rounded=True)
 
 
 def test_activations_times_0_keep_nan():

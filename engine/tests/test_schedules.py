@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from agreement import close, reference
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from testing import QUICK, Function
+from testing import QUICK, Function, by_level
 from torch import nn
 from torch.utils import _pytree as pytree
 from tvm import relax
@@ -443,8 +443,7 @@ BY_THEIR_OWN = {  # norms, and shapes
 }
 
 
-@pytest.mark.parametrize("level", [0, 3])
-@pytest.mark.parametrize("name", BY_THEIR_OWN)
+@pytest.mark.parametrize(("name", "level"), by_level(BY_THEIR_OWN, ["weighted groups", "batches", "rows"]))
 def test_norms_of_numbers_far_from_zero(name, level):
     """TVM's own kernels leave no digit of the variance, or a negative number."""
     norm, shapes = BY_THEIR_OWN[name]
@@ -550,12 +549,20 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*NORMS, *OTHERS])
-def test_root_mean_square_norms_are_found(name):
-    function = (NORMS | OTHERS)[name]
-    lib = assert_same(function, (2, 5, 37), family="row_reduction" if name in NORMS else "default")
-    assert ("row_reduction" in set(lib.kernels.family)) == (name in NORMS)
-    assert name in OTHERS or sum("norm" in node["kernel"] for node in lib.graph["nodes"]) == 1
+@pytest.mark.parametrize("found", [True, False])
+def test_root_mean_square_norms_are_found(found):
+    """Each of a tensor of its own, in one network."""
+    functions = (NORMS if found else OTHERS).values()
+
+    def net(*xs):
+        return tuple(function(x) for function, x in zip(functions, xs, strict=True))
+
+    lib = assert_same(net, *[(2, 5, 37)] * len(functions), family="row_reduction" if found else "default")
+    families = [schedule["family"] for schedule in lib.graph["kernels"].values()]
+    assert found or "row_reduction" not in families
+    norms = [node["kernel"] for node in lib.graph["nodes"] if "norm" in node["kernel"]]
+    assert not found or len(norms) == len(NORMS)
+    assert {lib.graph["kernels"][kernel]["family"] for kernel in norms} <= {"row_reduction"}
 
 
 @pytest.mark.parametrize(

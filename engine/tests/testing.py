@@ -138,13 +138,14 @@ LONGEST = [
 UNOPTIMIZED = {
     Path(__file__).parent / f"test_{name}.py"
     for name in (
-        "bounds_check", "classic_expressions", "classic_ops", "classic_passes", "classic_vm", "combine_parallel",
-        "conv_transpose", "cuda_nms", "deploy", "dynamic_axes", "dynamic_dims", "dynamic_pads", "dynamic_recurrent",
-        "dynamic_reshapes",
-        "dynamic_splits", "fold", "frontends", "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch",
-        "logging", "mxnet_checkpoints", "mxnet_lengths", "mxnet_numpy", "onnx_control_flow", "onnx_operators",
-        "pytorch_added_operators", "pytorch_integers", "pytorch_types", "records", "recurrent", "runtime",
-        "shape_variants", "specializations", "state", "torch_compile", "tracing", "windows",
+        "attention", "bounds_check", "classic_expressions", "classic_ops", "classic_passes", "classic_qnn",
+        "classic_vm", "combine_parallel", "conv_transpose", "cuda_nms", "deploy", "diverge", "dynamic_axes",
+        "dynamic_dims", "dynamic_pads", "dynamic_recurrent", "dynamic_reshapes", "dynamic_splits", "fold", "frontends",
+        "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch", "import_pytorch_quantized", "logging",
+        "mxnet_checkpoints", "mxnet_lengths", "mxnet_numpy", "onnx_control_flow", "onnx_operators", "onnx_quantized",
+        "onnx_suite", "pytorch_added_operators", "pytorch_edges", "pytorch_integers", "pytorch_quantized",
+        "pytorch_types", "quantization", "records", "recurrent", "runtime", "shape_variants", "specializations",
+        "state", "torch_compile", "torch_suite", "tracing", "transformers", "windows",
     )
 }  # fmt: skip
 _llvm = {}  # options that kernels are compiled with: those of the test that runs
@@ -191,6 +192,15 @@ def pytest_collection_modifyitems(config, items):
 def sampled(cases, sample) -> list:
     """The parameters of a test of which `make test` runs those in `sample`, and `make test-full` all."""
     return [case if case in sample else pytest.param(case, marks=pytest.mark.full) for case in cases]
+
+
+def by_level(cases, low) -> list:
+    """Parameters of a test, (case, opt level): `make test` runs each case at level 3, and those in `low` at level 0."""
+    return [
+        pytest.param(case, level, marks=() if level or case in low else pytest.mark.full)
+        for case in cases
+        for level in (0, 3)
+    ]
 
 
 def pytest_collection_finish(session):

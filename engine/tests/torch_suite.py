@@ -24,6 +24,7 @@ import unittest
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -33,11 +34,7 @@ import torch
 from agreement import close, reference
 from torch.utils import _pytree as pytree
 
-# The database's module wants expecttest's TestCase for PyTorch's own tests, none of which runs here.
-sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase, ACCEPT=False))
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
-
-import tvmfast  # noqa: E402
+import tvmfast
 
 REFUSED = json.loads(Path(__file__).with_suffix(".json").read_text())  # by operator, why it is not equal
 SAMPLES = 6
@@ -90,8 +87,13 @@ class Samples(torch.nn.Module):
         return tuple(results)
 
 
+@cache
 def operators() -> dict:
     """The operators in scope by name, the variant of an operator behind a dot."""
+    # The database's module wants expecttest's TestCase for PyTorch's own tests, none of which runs here.
+    sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase, ACCEPT=False))
+    from torch.testing._internal.common_methods_invocations import op_db  # for speed: it takes seconds
+
     every = {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
     return {
         name: op for name, op in every.items() if not _OUT.match(name) and any(dtype in op.dtypes for dtype in _KINDS)

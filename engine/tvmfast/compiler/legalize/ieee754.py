@@ -44,15 +44,19 @@ def _lowering() -> tuple:
         (tirx.For, _bools_one_by_one),
         ((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), _quotient),
     ]
-    ieee = [
-        (tirx.Max, lambda node: _extreme(node, tirx.GT)),
-        (tirx.Min, lambda node: _extreme(node, tirx.LT)),
-        (tirx.NE, lambda node: tirx.Not(tirx.EQ(node.a, node.b)) if _is_float(node.a) else node),
-    ]
+    extremes = tirx.Max, tirx.Min
+    ieee = [(tirx.NE, lambda node: tirx.Not(tirx.EQ(node.a, node.b)) if _is_float(node.a) else node)]
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
     before = _on_each_kernel("OpaqueFloats", opaque, restored)
-    after = _on_each_kernel("IEEEFloats", ieee, share_loops, on_llvm=remainders, on_x86=denormals)
+    after = _on_each_kernel(
+        "IEEEFloats",
+        ieee,
+        share_loops,
+        on_llvm=[(extremes, _extreme_on_llvm), *remainders],
+        on_x86=denormals,
+        on_gpu=[(extremes, _extreme)],
+    )
     return tvm.transform.Sequential(
         [
             *(use_tiles(), before, long_sums.add_in_blocks()),
@@ -66,7 +70,12 @@ compilation_pipeline.register_tir_pipeline(LOWERING, _lowering)
 
 
 def _on_each_kernel(
-    name: str, changes: list, first=lambda func: func, on_llvm: list = (), on_x86: list = ()
+    name: str,
+    changes: list,
+    first=lambda func: func,
+    on_llvm: list = (),
+    on_x86: list = (),
+    on_gpu: list = (),
 ) -> tvm.transform.Pass:
     """Make the pass of changes to all kernels; those of a CPU go through `first` before."""
 
@@ -77,6 +86,8 @@ def _on_each_kernel(
         if target.kind.name == "llvm":
             applied += on_llvm
             func = first(func)
+        else:
+            applied += on_gpu
         if _is_x86(target):
             applied += on_x86
         return func.with_body(tvm_ffi.structural_map(func.body, applied))
@@ -139,19 +150,40 @@ def _control() -> tuple:
 # ---- maxima, comparisons, differences
 
 
-def _extreme(node, better):
-    """Choose `a` if it is better than `b` or NaN, else `b`; a constant comes first, a possible NaN second."""
+def _extreme_on_llvm(node):
+    """Choose `a` if it is better than `b` or NaN, else `b`; a constant comes first, a possible NaN second.
+
+    TVM's LLVM code of an extreme is that choice, but for a NaN in `a`, and evaluates each side once. A `Let`
+    around each, as `_extreme` has it, would take exponential time where extremes are nested, as in a chain of
+    quantized operators: TVM 0.27's code generator simplifies what a `Let` binds, with the values of those
+    inside put in for their names.
+    """
     if not _is_float(node):
         return node
-    a, b = (node.b, node.a) if _number(node.a) is None else (node.a, node.b)
+    a, b = _sides(node)
+    if _number(a) is not None:
+        return a if np.isnan(_number(a)) else type(node)(a, b)
+    # In a reduction a is the next element and b the best so far; isnan(a) does not wait for b.
+    return _named(a, lambda a: tirx.Select(tirx.isnan(a), a, type(node)(a, b)))
+
+
+def _extreme(node):
+    """Choose as `_extreme_on_llvm` does: TVM's CUDA code of an extreme loses a NaN on either side."""
+    if not _is_float(node):
+        return node
+    better = tirx.GT if isinstance(node, tirx.Max) else tirx.LT
+    a, b = _sides(node)
     if _number(a) is not None:
         return a if np.isnan(_number(a)) else _named(b, lambda b: tirx.Select(better(a, b), a, b))
 
-    # In a reduction a is the next element and b the best so far; isnan(a) does not wait for b.
     def choose(a, b):
         return tirx.Select(tirx.isnan(a), a, tirx.Select(better(a, b), a, b))
 
     return _named(a, lambda a: _named(b, lambda b: choose(a, b)))
+
+
+def _sides(node) -> tuple:
+    return (node.b, node.a) if _number(node.a) is None else (node.a, node.b)
 
 
 def _number(x) -> float | None:

@@ -50,7 +50,7 @@ class Default(ScheduleRule):
         root = sch.get_sblock("root")
         # TVM rounds to bfloat16 with an expression that repeats its argument. That must not contain a Let, as
         # the functions of kernels/elementwise.py do.
-        inlined = [] if "bfloat16" in sch.mod.script() else sch.get_child_blocks(root)[:-1]
+        inlined = [] if _has_bfloat16(sch.mod["main"]) else sch.get_child_blocks(root)[:-1]
         for block in inlined:
             if _reduces(sch, block) or _tests_padding(sch, block, config.lanes) or _explodes(sch, block):
                 continue
@@ -136,13 +136,12 @@ def _tests_padding(sch, block, lanes) -> bool:
 
     In NCHW[x]c the test is per vector, which costs little.
     """
-    node = sch.get(block)
+    node, calls = sch.get(block), []
     blocked = len(node.iter_vars) == 5 and unwrap_ints([node.iter_vars[-1].dom.extent])[0] == lanes
-    return (
-        not blocked
-        and "if_then_else" in node.script()
-        and any(_reduces(sch, b) for b in sch.get_consumers(block))
-    )
+    if blocked or not any(_reduces(sch, b) for b in sch.get_consumers(block)):
+        return False
+    tvm_ffi.structural_walk(node.body, (tvm.ir.Call, calls.append))
+    return any(getattr(call.op, "name", "") == "tirx.if_then_else" for call in calls)
 
 
 def _explodes(sch, block) -> bool:
@@ -210,6 +209,16 @@ def _stride(index, var) -> int | None:
     coefficients = tvm.sym.detect_linear_equation(index, [var])
     known = coefficients and isinstance(coefficients[0], tvm.tirx.IntImm)
     return int(coefficients[0]) if known else None
+
+
+def _has_bfloat16(func) -> bool:
+    """Return whether a kernel reads, computes or stores a bfloat16."""
+    found: list[str] = []
+    kinds = tvm.tirx.Cast, tvm.tirx.FloatImm, tvm.ir.TensorLoad
+    computed = kinds, lambda node: found.append(str(node.ty.dtype))
+    stored = tvm.tirx.BufferStore, lambda store: found.append(str(store.buffer.dtype))
+    tvm_ffi.structural_walk(func.body, [computed, stored])
+    return "bfloat16" in found
 
 
 def _bfloat16(sch, block) -> bool:
