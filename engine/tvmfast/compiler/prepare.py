@@ -44,7 +44,7 @@ def narrow(graph: dict, arrays: Mapping[str, tvm.runtime.Tensor]) -> dict[str, d
 
 
 def prepare(arrays: Mapping[str, tvm.runtime.Tensor], narrow: Mapping[str, dict]) -> tvm.IRModule:
-    """Make the function, of the parameters of `main` as they are saved: it returns them as `main` takes them."""
+    """Make the function, which takes the parameters of `main` as they are saved, and returns what `main` takes."""
     builder, results = relax.BlockBuilder(), []
     types = [_saved(array, narrow.get(name)) for name, array in arrays.items()]
     saved = relax.Var("params", tvm.ir.TupleType(types))
@@ -65,7 +65,9 @@ def _saved(array: tvm.runtime.Tensor, how: dict | None) -> relax.TensorType:
     return relax.TensorType(shape, "int8" if how else str(array.dtype))
 
 
-def _widened(builder: relax.BlockBuilder, value: relax.Var, array: tvm.runtime.Tensor, how: dict) -> relax.Var:
+def _widened(
+    builder: relax.BlockBuilder, value: relax.Var, array: tvm.runtime.Tensor, how: dict
+) -> relax.Var:
     shape, dtype = tuple(array.shape), how["dtype"]
     transform = np.array(how.get("transform", [[1]]))
     matrix = np.kron(transform, transform).astype(dtype)

@@ -1,10 +1,10 @@
 """Weights that params.bin has in int8, where the kernels of a quantized network read more bytes.
 
-These read int8, int16 or float32, or int16 that Winograd's method has made of 3x3 weights, up to 8 bytes for
-each. In graph.json, "narrow" describes the arrays that are saved in int8, by name: "dtype", that of the array
-that kernels read, and "transform", a matrix by which the 3x3 weights are multiplied from both sides, if any.
-`compiler/prepare.py` decides which: none that would not come back bit by bit. `Compiled.save` and `load` convert
-them here; a program without this package has the library do it.
+These read int16, float32, or int16 that Winograd's method has made of 3x3 weights, up to 8 bytes for each. In
+graph.json, "narrow" describes the arrays that are saved in int8, by name: "dtype", that of what kernels read,
+and "transform", a matrix by which 3x3 weights are multiplied from both sides, if any. `compiler/prepare.py`
+chooses them, and none that would not come back bit by bit. `Compiled.save` and `load` convert them here; a
+program without this package has the library do it.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,8 @@ def from_file(arrays: Mapping, graph: dict) -> dict:
 
 
 def _converted(arrays: Mapping, graph: dict, convert: Callable) -> dict:
-    hows = {k: how for each in (graph, *graph.get("variants", ())) for k, how in each.get("narrow", {}).items()}
+    described = [each.get("narrow", {}) for each in (graph, *graph.get("variants", ()))]
+    hows = {name: how for each in described for name, how in each.items()}
     return {
         name: copied(convert(np.from_dlpack(array), hows[name])) if name in hows else array
         for name, array in arrays.items()
