@@ -43,16 +43,19 @@ def narrow(graph: dict, arrays: Mapping[str, tvm.runtime.Tensor]) -> dict[str, d
     return found
 
 
-def prepare(arrays: Mapping[str, tvm.runtime.Tensor], narrow: Mapping[str, dict]) -> tvm.IRModule:
-    """Make the function, which takes the parameters of `main` as they are saved, and returns what `main` takes."""
+def prepare(arrays: Mapping[str, tvm.runtime.Tensor], hows: Mapping[str, dict]) -> tvm.IRModule:
+    """Make the function: it takes the parameters of `main` as they are saved, and returns what `main` takes.
+
+    `hows` is what `narrow` returns of the arrays.
+    """
     builder, results = relax.BlockBuilder(), []
-    types = [_saved(array, narrow.get(name)) for name, array in arrays.items()]
+    types = [_saved(array, hows.get(name)) for name, array in arrays.items()]
     saved = relax.Var("params", tvm.ir.TupleType(types))
     with builder.function(NAME, [saved]):
         with builder.dataflow():
             for number, (name, array) in enumerate(arrays.items()):
                 value = builder.emit(relax.TupleGetItem(saved, number))
-                results.append(_widened(builder, value, array, narrow[name]) if name in narrow else value)
+                results.append(_widened(builder, value, array, hows[name]) if name in hows else value)
             result = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(result)
     return builder.get()
