@@ -129,7 +129,8 @@ def test_the_programs_run_a_network_in_int8(classify, folder, tmp_path):
     assert [digit for digit, _ in top5(done.stdout)] == list(table["class"]), done.stderr
     assert np.allclose([p for _, p in top5(done.stdout)], table["probability"], atol=6e-7)  # as printed
     np.save(tmp_path / "picture.npy", PICTURE)
-    (tmp_path / "plain.py").write_text((folder / "plain.py").read_text() + 'np.save("scores.npy", scores.numpy())\n')
+    program = (folder / "plain.py").read_text()
+    (tmp_path / "plain.py").write_text(f'{program}\nnp.save("scores.npy", scores.numpy())\n')
     done = run(tmp_path, sys.executable, "plain.py", "without-torch")
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), small(PICTURE))

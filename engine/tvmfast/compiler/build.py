@@ -190,7 +190,8 @@ def _lowered(
     graph["memory"] = plan or memory(mod)
     if narrow := prepare.narrow(graph, arrays):
         prepared = pipeline.lowering()(prepare.prepare(arrays, narrow))
-        mod, functions = shape_variants.join(mod, prepared, 0)
+        checked = prepare.checked(mod, arrays, narrow)
+        mod, functions = shape_variants.join(checked, prepared, 0)
         graph |= {"narrow": narrow, "prepare": functions[prepare.NAME]}
     return mod, graph, arrays
 

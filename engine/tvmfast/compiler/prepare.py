@@ -61,6 +61,29 @@ def prepare(arrays: Mapping[str, tvm.runtime.Tensor], hows: Mapping[str, dict]) 
     return builder.get()
 
 
+def checked(
+    mod: tvm.IRModule, arrays: Mapping[str, tvm.runtime.Tensor], hows: Mapping[str, dict]
+) -> tvm.IRModule:
+    """Have a lowered `main`, which looks at no parameter, refuse those that `prepare` has not returned."""
+    main, (name, how) = mod["main"], next(iter(hows.items()))
+    nothing = tvm.ir.TupleType([])
+    taken = relax.TupleGetItem(main.params[-1], list(arrays).index(name))
+    param = relax.Var("prepared", relax.TensorType(tuple(arrays[name].shape), how["dtype"]))
+    facts = (
+        relax.prim_value(len(arrays[name].shape)),
+        tvm.ir.GenericConst(tvm.DataType(how["dtype"]), relax.AnyType()),
+        tvm.ir.StringImm(
+            f"main takes the parameters that the function {NAME} returns of those in the file: "
+        ),
+    )
+    check = tvm.ir.Call(relax.ExternFunc("vm.builtin.check_tensor_info"), [param, *facts], None, [nothing])
+    first = [relax.VarBinding(param, taken), relax.VarBinding(relax.Var("_", nothing), check)]
+    body = relax.SeqExpr([relax.BindingBlock(first), *main.body.blocks], main.body.body)
+    mod = mod.clone()
+    mod["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return mod
+
+
 def _saved(array: tvm.runtime.Tensor, how: dict | None) -> relax.TensorType:
     shape = tuple(array.shape)
     if how and "transform" in how:
