@@ -1,6 +1,7 @@
 """What lessons 15 and 16 claim: programs print what Python does, skip what is missing, refuse what was planted."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import tvm
 import tvm_ffi
 from agreement import close, reference
+from testing import without
 
 import tvmnotes as tn
 from tvmnotes import damage, digits, env
@@ -110,6 +112,28 @@ def test_the_cpp_program_runs_a_library_of_several_functions(classify, folder):
     table = tn.vision.top_k(several(PICTURE))
     assert [digit for digit, _ in top5(done.stdout)] == list(table["class"])
     assert np.allclose([p for _, p in top5(done.stdout)], table["probability"], atol=6e-7)  # as printed
+
+
+@pytest.mark.alone
+@NEEDS_GCC
+def test_the_programs_run_a_network_in_int8(classify, folder, tmp_path):
+    """Weights are saved in int8; on a CPU without VNNI, the kernels read others."""
+    mod, params = tn.from_pytorch(tn.models.load("digits"), {"image": (1, 1, 32, 32)})
+    quantized = tn.quantize(mod, params, [PICTURE])
+    small = tn.build(*quantized, target=without("avx512vnni", "avxvnni", "amx-int8", "i8mm"))
+    small.save(tmp_path / "net")
+    if platform.machine() == "x86_64":
+        assert "prepare" in small.graph
+    table = tn.vision.top_k(small(PICTURE))
+    done = run(folder, classify, tmp_path / "net", "picture.f32")
+    assert [digit for digit, _ in top5(done.stdout)] == list(table["class"]), done.stderr
+    assert np.allclose([p for _, p in top5(done.stdout)], table["probability"], atol=6e-7)  # as printed
+    np.save(tmp_path / "picture.npy", PICTURE)
+    program = (folder / "plain.py").read_text()
+    (tmp_path / "plain.py").write_text(f'{program}\nnp.save("scores.npy", scores.numpy())\n')
+    done = run(tmp_path, sys.executable, "plain.py", "without-torch")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), small(PICTURE))
 
 
 @pytest.mark.alone

@@ -1,23 +1,29 @@
 """`tn.quantize`: what becomes int8, the numbers, the ranges, the report, and what it refuses."""
 
 import copy
+import json
 import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import tvm
 from agreement import close, terms_of
+from testing import without
 from torch import nn
 from tvm import relax
 
 import tvmfast as tn
-from tvmfast.compiler.schedule.rules import winograd_int
+from tvmfast.compiler.schedule.dot import DOTS
 from tvmfast.core.relax import op_name
+from tvmfast.core.simd import simd_of
 from tvmfast.core.table import drawers
 from tvmfast.quantization.calibrate import Range, Values, quantized_weight, scale_of
 from tvmfast.quantization.layers import Graph
 from tvmfast.quantization.switched import decibels
+from tvmfast.runtime import narrow
 from tvmfast.runtime.tensors import function
 
 
@@ -511,17 +517,88 @@ def test_a_model_that_is_none(made):
         tn.quantize(3, params, calibration)
 
 
-@pytest.mark.parametrize(("mcpu", "share"), [("cascadelake", 1 / 4), ("haswell", 1 / 2)], ids=["VNNI", "AVX2"])
-def test_the_bytes_of_a_saved_network(rng, mcpu, share, tmp_path, monkeypatch):
-    """Those that the instruction reads, int8 or int16, if Winograd's transforms do not take their place."""
-    monkeypatch.setattr(winograd_int, "best_tile", lambda *_: None)
-    sizes = (32, 64, 3, 1, 1), (64, 64, 3, 1, 1), (64, 128, 3, 2, 1), (128, 96, 1)
-    net = nn.Sequential(*(layer for each in sizes for layer in (nn.Conv2d(*each), nn.ReLU())))
-    mod, params = model(net, (1, 32, 12, 12))
+def layers_of_all_kinds():
+    """3x3 convolutions of stride 1, which Winograd's method computes, and 2, a depthwise and a 1x1 one."""
+    sizes = (32, 64, 3, 1, 1), (64, 64, 3, 1, 1), (64, 128, 3, 2, 1), (128, 128, 3, 1, 1, 1, 128), (128, 96, 1)
+    return nn.Sequential(*(layer for each in sizes for layer in (nn.Conv2d(*each), nn.ReLU())))
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "dtypes"),
+    [("sapphirerapids", ["float32"]), ("cascadelake", ["float32"]), ("haswell", ["float32", "int16"])],
+    ids=["AMX", "VNNI", "AVX2"],
+)
+def test_a_saved_network_has_a_quarter_of_the_bytes(rng, mcpu, dtypes, tmp_path):
+    """Of those of float32, whatever the kernels read."""
+    mod, params = model(layers_of_all_kinds(), (1, 32, 12, 12))
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}
     quantized = tn.quantize(mod, params, samples(rng, shape=(1, 32, 12, 12)))
     lib = tn.build(*quantized, target=target, records=False)
-    assert {family for family in lib.kernels.family if "conv" in family or "winograd" in family} == {"dot_conv"}
-    function("SaveParamsToFile")(lib.arrays_of_all, str(tmp_path / "params.bin"))  # as `save` does
+    assert sorted({how["dtype"] for how in lib.graph["narrow"].values()}) == dtypes
+    assert ("winograd_int" in [*lib.kernels.family]) == (mcpu == "haswell")
+    saved = narrow.for_file(lib.arrays_of_all, lib.graph)
+    function("SaveParamsToFile")(saved, str(tmp_path / "params.bin"))  # as `save` does
     stored, whole = (tmp_path / "params.bin").stat().st_size, sum(each.numpy().nbytes for each in params.values())
-    assert share * 0.9 < stored / whole < share * 1.1
+    assert 0.24 < stored / whole < 0.27
+    for name, array in narrow.from_file(saved, lib.graph).items():
+        assert array.numpy().tobytes() == lib.params[name].numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory):
+    """A network in int8 that multiplies pairs of int16, also for one picture by itself, and the folder where it is."""
+    rng, shape = np.random.default_rng(0), (2, 32, 9, 9)
+    given = tn.from_pytorch(layers_of_all_kinds().eval(), {"x": ("n", *shape[1:])})
+    target = without("avx512vnni", "avxvnni", "amx-int8", "i8mm")
+    quantized = tn.quantize(*given, samples(rng, shape=shape))
+    lib = tn.build(*quantized, target=target, sizes=[{"n": 1}], records=False)
+    return lib, lib.save(tmp_path_factory.mktemp("pairs") / "net"), DOTS[simd_of(lib.target).dot].data == "int16"
+
+
+def assert_same(arrays, others):
+    for array, other in zip(arrays, others, strict=True):
+        assert str(array.dtype) == str(other.dtype)
+        np.testing.assert_array_equal(np.from_dlpack(array), np.from_dlpack(other))
+
+
+def test_what_is_saved_in_int8_is_loaded_as_it_was(of_pairs, rng, tmp_path):
+    lib, folder, in_pairs = of_pairs
+    hows = [*lib.graph["narrow"].values(), *lib.variants[0].graph["narrow"].values()]
+    assert {how["dtype"] for how in hows} == ({"int16", "float32"} if in_pairs else {"float32"})
+    assert any("transform" in how for how in hows) == in_pairs
+    loaded = tn.load(folder)
+    assert loaded.kernels.equals(lib.kernels)
+    assert not [kernel for kernel in lib.kernels.index if "widened" in kernel]
+    for ours, others in zip((lib, *lib.variants), (loaded, *loaded.variants), strict=True):
+        assert_same(ours.params.values(), others.params.values())
+    for images in (1, 3):
+        x = samples(rng, 1, (images, 32, 9, 9))[0]
+        np.testing.assert_array_equal(loaded(x), lib(x))
+        np.testing.assert_array_equal(loaded.session()(x), lib(x))
+    again = loaded.save(tmp_path / "again")
+    assert (again / "params.bin").read_bytes() == (folder / "params.bin").read_bytes()
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(loaded))(x), lib(x))
+
+
+def test_tvm_alone_prepares_what_is_saved_in_int8(of_pairs, rng):
+    lib, folder, _ = of_pairs
+    graph = json.loads((folder / "graph.json").read_text())
+    arrays = tvm.runtime.load_param_dict_from_file(str(folder / "params.bin"))
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(folder / "lib.so")), tvm.cpu())
+    for each, described in zip((lib, *lib.variants), (graph, *graph["variants"]), strict=True):
+        saved = [arrays[name] for name in described["params"]]
+        assert all(str(saved[described["params"].index(name)].dtype) == "int8" for name in described["narrow"])
+        params = machine[described["prepare"]](saved)
+        assert_same(params, each.params.values())
+        (x,) = samples(rng, 1, (1, 32, 9, 9))
+        main, x = machine[described.get("function", "main")], tvm.runtime.tensor(x)
+        np.testing.assert_array_equal(main(x, params).numpy(), lib(x))
+        with pytest.raises(Exception, match="main takes the parameters that the function prepare returns"):
+            main(x, saved)
+
+
+def test_a_network_that_reads_what_it_saves_has_nothing_to_prepare(tmp_path):
+    mod, params = model(layers_of_all_kinds(), (1, 32, 9, 9))
+    lib = tn.build(mod, params, records=False)
+    assert not {"narrow", "prepare"} & lib.graph.keys()
+    assert not [name for name in lib.functions if "widened" in name]

@@ -16,6 +16,7 @@ from tvmfast.compiler.schedule.rules import RULES, winograd_int
 from tvmfast.compiler.schedule.workloads.conv2d import Convolution
 from tvmfast.core import annotations, machine
 from tvmfast.core.simd import Simd, simd_of
+from tvmfast.runtime import narrow
 
 RULE = RULES["winograd_int"]
 AVX2 = Simd(8, 16, dot="vpmaddwd 256")
@@ -84,6 +85,19 @@ def test_sums_are_exact_at_the_bound_and_whatever_wraps_around(m):
         got = run(workload, config, data, weight, machine.target_json(machine.host_target()))
         np.testing.assert_array_equal(got, summed(workload, data, weight))
     assert wraps or m == 2
+
+
+@TILES
+def test_weights_are_saved_in_int8_and_transformed_again_bit_by_bit(m, rng):
+    workload = conv(33, 70, (8, 8))
+    config = winograd_int.default_of_tile(workload, m, AVX2)
+    weight = rng.choice(np.array([-128, -127, -1, 0, 1, 127], "int8"), workload.weight)
+    packed = RULE.pack(workload, weight, config, 8)
+    how = {"dtype": "int16", "transform": winograd_int.transforms(m).of_weight.tolist()}
+    saved = narrow.narrowed(packed, how)
+    assert saved.dtype == "int8" and saved.nbytes * 2 * (m + 2) ** 2 == packed.nbytes * 9
+    assert sorted(saved[saved != 0].tolist()) == sorted(weight[weight != 0].tolist())
+    assert narrow.widened(saved, how).tobytes() == packed.tobytes()
 
 
 @TILES

@@ -21,7 +21,7 @@ from tvm.contrib import tvmjs
 from tvm.runtime.module import BenchmarkResult
 
 from tvmfast.core.compat import start_machine
-from tvmfast.runtime import saved
+from tvmfast.runtime import narrow, saved
 from tvmfast.runtime.compiled import Compiled
 from tvmfast.tuning import server
 
@@ -42,7 +42,8 @@ class _Remote(Compiled):
         manifest, graph = json.loads(parts["manifest.json"]), json.loads(parts["graph.json"])
         self.opt_level, self._build_info = manifest["opt_level"], saved.build_info_in(manifest)
         self.device, self.variants, self._library = session.cpu(), [], b""
-        self._describe(graph, dict(tvm.runtime.load_param_dict(parts["params.bin"]).items()))
+        arrays = dict(tvm.runtime.load_param_dict(parts["params.bin"]).items())
+        self._describe(graph, narrow.from_file(arrays, graph))
         self._session = session
         self._machine = start_machine(module, tvm.cpu().dlpack_device_type())
         self._weights = {}, self._array(self.params)  # the replaced parameters, and all of them there

@@ -5,6 +5,7 @@ context           what a build was asked for, which every step reads
 pipeline          the passes of each opt level, the lowering after them, the graph as data for graph.json
 records           tuning records, and the lookup of the best config for a workload
 shape_variants    the network specialized for given values of dynamic dims, in the same library
+prepare           what of a quantized network is saved in int8, and the library's function that widens it
 costs             flops and bytes of each kernel, numbers or expressions of dynamic dims
 codegen           machine code for a CPU, each kernel compiled once
 combine_parallel  horizontal fusion, which `build` does not run by itself

@@ -12,7 +12,7 @@ from ..core.relax import dynamic_dims, static_shape, unwrap_ints
 from ..core.specs import require_dense, shorten
 from ..runtime.compiled import Compiled, CompiledForGPU, cannot_run
 from ..runtime.tensors import contiguous
-from . import codegen, pipeline, shape_variants
+from . import codegen, pipeline, prepare, shape_variants
 from .context import BuildContext
 from .cuda import codegen as cuda_codegen
 from .cuda import gpu
@@ -189,6 +189,11 @@ def _lowered(
     plan = {} if context.dims else None
     mod = pipeline.lowering(context.dims, plan)(pipeline.bundle(mod))
     graph["memory"] = plan or memory(mod)
+    if narrow := prepare.narrow(graph, arrays):
+        prepared = pipeline.lowering()(prepare.prepare(arrays, narrow))
+        checked = prepare.checked(mod, arrays, narrow)
+        mod, functions = shape_variants.join(checked, prepared, 0)
+        graph |= {"narrow": narrow, "prepare": functions[prepare.NAME]}
     return mod, graph, arrays
 
 

@@ -154,4 +154,5 @@ def rename_functions(graph: dict, names: dict[str, str]) -> dict:
         for table in ("kernels", "costs", "workloads", "in_float32")
         if table in graph
     }
-    return graph | tables | {"nodes": nodes, "function": names["main"]}
+    functions = {"function": names["main"]} | {k: names[graph[k]] for k in ("prepare",) if k in graph}
+    return graph | tables | functions | {"nodes": nodes}

@@ -22,7 +22,7 @@ from ..core import folders, machine
 from ..core.compat import import_tvm_ffi, start_machine
 from ..core.dims import Dim, check_shape, evaluate
 from ..core.specs import TensorSpec, shorten
-from . import fork, pool, saved
+from . import fork, narrow, pool, saved
 from .tensors import copied, function, input_tensor, outputs_in, to_numpy, zeros
 
 if TYPE_CHECKING:
@@ -379,11 +379,16 @@ class Compiled:
         write to the memory of these inputs. `main` takes the arrays of params.bin that graph.json lists under
         "params"; a shape variant's function, its name, its dims and its arrays are under "variants".
 
-        params.bin has what the kernels read, folded, transformed and packed for the target. Of an int8
-        network that is a quarter of the bytes of float32 where an instruction multiplies bytes (VNNI, AMX,
-        usdot), and half where it multiplies pairs of 16 bits (AVX2, SSE2). Convolutions by `winograd_int`
-        have transformed weights of int16: with tiles of 2, 3 or 4 pixels 0.9, 1.4 or 2 times the bytes of
-        float32. Depthwise ones have float32. Scales, biases and sums of weights take 4 bytes by channel.
+        params.bin has the parameters as kernels read them, folded and packed for the target. Only the weights
+        of an int8 network are saved in int8, a quarter of the bytes of float32, whatever its kernels read:
+        int16 where an instruction multiplies pairs (AVX2, SSE2), int16 transformed by Winograd's method, or
+        float32 of depthwise convolutions. If graph.json has "prepare", the name of a function, that function
+        takes the arrays in the order of "params", once, and what it returns is what `main` takes:
+
+            params = vm["prepare"](params)
+
+        Whoever leaves that out gets an error, as `main` checks its parameters. Scales, biases and sums of
+        weights take 4 bytes by channel; weights of groups are padded with zeros to whole blocks of channels.
 
         Returns:
             `path`.
@@ -409,7 +414,7 @@ class Compiled:
                 str(lib), workspace_dir=str(folder.parent), **saved.linker(self._build_info)
             )
         graph.write_text(json.dumps(self.graph, indent=1))
-        function("SaveParamsToFile")(self.arrays_of_all, str(params))
+        function("SaveParamsToFile")(narrow.for_file(self.arrays_of_all, self.graph), str(params))
 
 
 class CompiledForGPU(Compiled):
@@ -621,7 +626,7 @@ def load(path: str | os.PathLike) -> Compiled:
             graph["kernels"][name] = {"family": family, **json.loads(config or "{}")}
         arrays = function("LoadParamsFromFile")(str(folder / "params.bin"))
         names = [name for each in (graph, *graph.get("variants", ())) for name in each["params"]]
-        params = {name: arrays[name] for name in names}
+        params = narrow.from_file({name: arrays[name] for name in names}, graph)
         library = (folder / "lib.so").resolve()
         kind = CompiledForGPU if manifest["target"]["kind"] == "cuda" else Compiled
         try:

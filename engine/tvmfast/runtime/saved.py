@@ -2,7 +2,7 @@
 
     lib.so          the kernels and the virtual machine's program: machine code for one target
     graph.json      inputs, outputs, the kernel calls between them, the kernels' schedules
-    params.bin      the parameters, folded and packed, in TVM's format for named arrays
+    params.bin      the parameters, folded and packed, in TVM's format for named arrays; see also narrow.py
     manifest.json   versions, target, instruction sets, and size and SHA-256 of the three others
 
 A network is saved to an uncompressed archive if its name ends in .zip. Until the library is opened, reading
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 FILES = ("lib.so", "graph.json", "params.bin")
 _log = logging.getLogger(__name__)
 _ALL = ("manifest.json", *FILES)
-_FORMAT = 6
-_READ = (5, _FORMAT)  # in 5 a kernel's schedule is text: the family and, after a space, the config as JSON
+_FORMAT = 7
+# In 6 no parameter is narrow. In 5 a kernel's schedule is text: the family, a space, the config as JSON.
+_READ = (5, 6, _FORMAT)
 _LARGEST_MANIFEST = _PIECE = 1 << 20  # bytes
 _MOST_TIMES = 100  # largest ratio of an archive's content to its size; a user may have compressed it
 _BUILD_INFO = {"target": dict, "architecture": str, "instruction_sets": list}

@@ -20,6 +20,8 @@ def remove_dead_kills() -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="RemoveDeadKills")
     def run(mod, _context):
+        if "main" not in mod:  # but a function that runs once
+            return mod
         main = mod["main"]
         bindings = _bindings(main)
         owners = _owners(main, bindings)
