@@ -9,7 +9,7 @@ MetaSchedule's (Shao et al., "Tensor Program Optimization with Probabilistic Pro
 a kernel that tvmfast has a rule for, a config; `tn.build(…, records=FILE)` takes the file too.
 """
 
-from ..removed import named
+from ..removed import named, refusal
 from . import record, task, workload
 
 _OWN = "the search is MetaSchedule's, on sketches of its own; give it one with tvm.s_tir.meta_schedule."
@@ -19,13 +19,6 @@ _REFUSED = {
     "PythonBasedMeasureCallback": "Ansor's loop states are gone; read records with load_records",
     "EmptyPolicy": "the only policy is SketchPolicy",
 }
-
-
-def _refusal(name: str):
-    def refuse(*_args, **_kwargs):
-        raise NotImplementedError(f"auto_scheduler.{name}: {_REFUSED[name]}")
-
-    return refuse
 
 
 _MODULES = {
@@ -43,7 +36,8 @@ _MODULES = {
     "task_scheduler": named(task, "TaskScheduler"),
 }
 _ALL = {name: served for names in _MODULES.values() for name, served in names.items()}
+_REFUSALS = {name: refusal(f"auto_scheduler.{name}: {reason}") for name, reason in _REFUSED.items()}
 NAMESPACES = {
-    "tvm.auto_scheduler": _ALL | {name: _refusal(name) for name in _REFUSED},
+    "tvm.auto_scheduler": _ALL | _REFUSALS,
     **{f"tvm.auto_scheduler.{name}": names for name, names in _MODULES.items()},
 }

@@ -5,7 +5,6 @@ Nothing in a file runs as code: `tvmfast.compiler.schedule.trace` says what a tr
 """
 
 import json
-import warnings
 from collections import namedtuple
 
 import tvm
@@ -14,9 +13,9 @@ from tvmfast.compiler import records
 from tvmfast.compiler.records import Record
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
 from tvmfast.core import machine
-from tvmfast.core.errors import Forbidden
 
 from ..autotvm.record import ApplyHistoryBest as _ApplyHistoryBest
+from ..autotvm.record import MeasureErrorNo
 from ..autotvm.task import target_of
 
 MeasureInput = namedtuple("MeasureInput", ["task", "state", "record"])  # a ComputeDAG applies the state
@@ -32,7 +31,7 @@ def key_of(workload) -> str:
 
 
 def read(path) -> list[Record]:
-    """Read a file of records; what a killed process did not finish is left out with a warning.
+    """Read a file of records as `tvmfast.compiler.records.read` does, which warns of torn lines.
 
     Raises:
         OSError: It cannot be read.
@@ -40,38 +39,34 @@ def read(path) -> list[Record]:
     """
     with records.open_records(path, "rb") as file, records.locked(file, shared=True):
         lines = file.read().decode(errors="replace").splitlines()
-    found = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = records.parse(line)
-        except Forbidden as error:
-            raise ValueError(f"{path}, line {number}: refused: {error}") from None
-        cut_off = record == "torn" and (line.startswith(_OPENING) or _OPENING.startswith(line))
-        if isinstance(record, Record):
-            found.append(record)
-        elif cut_off or record not in ("torn", "of another format"):
-            warnings.warn(f"{path}, line {number}: left out ({record})", stacklevel=3)
-        else:
+        if line.strip() and not (line.startswith(_OPENING) or _OPENING.startswith(line)):
             raise ValueError(
                 f"{path}, line {number}: expected a record of auto_scheduler.RecordToFile, which begins with "
                 f"{_OPENING}; got {line[:60]!r}. Records of TVM up to 0.19 name schedules that are gone: "
                 "tune again, into another file"
             )
-    return found
+    return records.read(path)
+
+
+def fastest(found: list[Record], target: str | None) -> Record | None:
+    """Return the fastest of the records that ran, of `target` if there are such; None if none ran."""
+    ran = [record for record in found if record.error is None]
+    here = [record for record in ran if record.target == target]
+    return min(here or ran, key=lambda record: record.call_seconds, default=None)
 
 
 def load_records(filename):
     """Yield (MeasureInput, MeasureResult) of each record of a file; raises as `read` does."""
-    for record in read(filename):
-        task = Measured(key_of(record.workload), tvm.target.Target(json.loads(record.target)))
-        failed = record.error is not None
-        result = [float("inf")] if failed else list(record.seconds), 8 * failed, record.error or ""
-        yield (
-            MeasureInput(task, record.config, record),
-            MeasureResult(*result, sum(record.seconds), record.time),
-        )
+    yield from map(_measured, read(filename))
+
+
+def _measured(record: Record) -> tuple[MeasureInput, MeasureResult]:
+    task = Measured(key_of(record.workload), tvm.target.Target(json.loads(record.target)))
+    costs = list(record.seconds) or [float("inf")]
+    code = MeasureErrorNo.NO_ERROR if record.error is None else MeasureErrorNo.UNKNOWN_ERROR
+    result = MeasureResult(costs, code, record.error or "", sum(record.seconds), record.time)
+    return MeasureInput(task, record.config, record), result
 
 
 def load_best_record(filename, workload_key=None, target=None, include_compatible=False) -> tuple:
@@ -79,11 +74,9 @@ def load_best_record(filename, workload_key=None, target=None, include_compatibl
 
     With a `target`, those of other targets come in only where it has none.
     """
-    ran = [(inp, result) for inp, result in load_records(filename) if not result.error_no]
-    fitting = [pair for pair in ran if workload_key in (None, pair[0].task.workload_key)]
-    wanted = target and machine.target_json(target_of(target, "auto_scheduler"))
-    here = [pair for pair in fitting if pair[0].record.target == wanted]
-    return min(here or fitting, key=lambda pair: pair[0].record.call_seconds, default=(None, None))
+    fitting = [record for record in read(filename) if workload_key in (None, key_of(record.workload))]
+    best = fastest(fitting, target and machine.target_json(target_of(target, "auto_scheduler")))
+    return (None, None) if best is None else _measured(best)
 
 
 class ApplyHistoryBest(_ApplyHistoryBest):

@@ -17,17 +17,15 @@ from tvmfast.core import machine
 from tvmfast.runtime.compiled import cannot_run
 from tvmfast.tuning import metaschedule
 from tvmfast.tuning.session import Log, Session
-from tvmfast.tuning.task import Progress, all_tasks
+from tvmfast.tuning.task import all_tasks
 
 from ..autotvm import tuner
 from ..autotvm.task import target_of
 from ..autotvm.tuner import LocalBuilder as LocalBuilder
 from ..context import without_instruments
 from ..relay.build import relax_of
-from .record import RecordToFile, key_of, read
+from .record import RecordToFile, fastest, key_of, read
 from .workload import ComputeDAG, make_workload_key
-
-_ROUND = 16  # trials from one look at early_stopping to the next
 
 
 class LocalRunner(tuner.LocalRunner):
@@ -134,8 +132,8 @@ class SearchTask:
         return cls.__new__(cls)._set(today, func.script() if func else str(today), str(today))
 
     def tune(self, tuning_options: TuningOptions, search_policy=None, adaptive_training=False) -> None:
-        """Search, and append to the options' file of records, from which it also goes on; see `search`."""
-        search([self], [1], tuning_options, search_policy)
+        """Search, as `TaskScheduler.tune` does with several tasks."""
+        TaskScheduler([self]).tune(tuning_options, search_policy)
 
     def apply_best(self, log_file, include_compatible=False, layout_rewrite_option=None) -> tuple:
         """Return the fastest schedule of a file and the tensors: what `tvm.lower` and `tvm.build` take.
@@ -157,11 +155,11 @@ class SearchTask:
         return str(state) if isinstance(dag, str) else dag.print_python_code_from_state(state)
 
     def _best(self, log_file) -> dict:
-        mine = [r for r in read(log_file) if r.workload == self.today.workload and not r.error]
-        if not mine:
+        mine = [record for record in read(log_file) if record.workload == self.today.workload]
+        best = fastest(mine, self.today.target)
+        if best is None:
             raise RuntimeError(f"{log_file}: no schedule of {self.workload_key} that ran; tune it first")
-        here = [record for record in mine if record.target == self.today.target]
-        return min(here or mine, key=lambda record: record.call_seconds).config
+        return best.config
 
 
 @without_instruments()
@@ -187,7 +185,7 @@ def auto_schedule(task: SearchTask, search_policy=None, tuning_options=None) -> 
     """`auto_scheduler.auto_schedule` of TVM 0.7: search, and return the best schedule and the tensors.
 
     The policy comes second and options third, or, as there, by name. Raises ValueError without options, which
-    say how many schedules to measure, and what `search` and `apply_best` raise.
+    say how many schedules to measure, and what `TaskScheduler.tune` and `apply_best` raise.
     """
     if tuning_options is None:
         raise ValueError("auto_schedule: give tuning_options=TuningOptions(num_measure_trials=…)")
@@ -212,58 +210,48 @@ class TaskScheduler:
         self._files = [load_log_file] if isinstance(load_log_file, str | os.PathLike) else load_log_file or []
 
     def tune(self, tune_option: TuningOptions, search_policy="default", *_, **_others) -> None:
-        """Search, and append to the options' file of records, from which it also goes on; see `search`."""
-        policy = None if isinstance(search_policy, str) else search_policy
-        search(self.tasks, self.task_weights, tune_option, policy, self._files)
+        """Measure schedules, and append each batch to the options' file, from which the search also goes on.
 
-
-def search(tasks, weights, options: TuningOptions, policy: SketchPolicy | None = None, files=()) -> None:
-    """Measure schedules of tasks, and append each batch to the file of `options` at once.
-
-    Raises ValueError for no tasks, several targets, one that this machine cannot run, or a bad file.
-    """
-    if policy is not None and not isinstance(policy, SketchPolicy):
-        raise NotImplementedError(f"search_policy: expected a SketchPolicy; got {type(policy).__name__}")
-    if len({task.today.target for task in tasks}) != 1:
-        raise ValueError("auto_scheduler: expected tasks, all for one target")
-    target, seed = tasks[0].target, policy and policy.seed
-    if not options.runner._where and (reason := cannot_run(target)):
-        raise ValueError(f"this machine cannot measure for {target}: {reason}; give an RPCRunner")
-    weighted = zip(tasks, weights, strict=True)
-    todays = [tuning.Task(t.today.workload, max(1, round(w)), t.today.target) for t, w in weighted]
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        file = Path(options.file or f"{folder}/records.json").resolve()
-        others = {Path(each).resolve() for each in (*files, *(policy.files if policy else ()))} - {file}
-        known = [record for each in others for record in read(each)]
-        if file.exists():
-            read(file)  # a bad file is an error before anything is measured
-        log = stack.enter_context(contextlib.closing(Log(file)))
-        runner, left = options.runner.open(options.builder.timeout), options.num_measure_trials
+        Raises ValueError for no tasks, several targets, one that this machine cannot run, or a bad file.
+        """
+        is_default = search_policy is None or isinstance(search_policy, str)
+        policy = SketchPolicy(None) if is_default else search_policy
+        if not isinstance(policy, SketchPolicy):
+            raise NotImplementedError(f"search_policy: expected a SketchPolicy; got {type(policy).__name__}")
+        if len({task.today.target for task in self.tasks}) != 1:
+            raise ValueError("auto_scheduler: expected tasks, all for one target")
+        target = self.tasks[0].target
+        if not tune_option.runner._where and (reason := cannot_run(target)):
+            raise ValueError(f"this machine cannot measure for {target}: {reason}; give an RPCRunner")
+        weighted = zip(self.tasks, self.task_weights, strict=True)
+        todays = [tuning.Task(t.today.workload, max(1, round(w)), t.today.target) for t, w in weighted]
         by_search = [task for task in todays if task.workload.by_metaschedule]
         by_rule = [task for task in todays if not task.workload.by_metaschedule]
-        share = left - left * len(by_search) // len(todays)  # of the tasks by rule
-        for group, trials in ((by_rule, share), (by_search, left - share)):
-            if group and trials:
-                session = Session(group, target, log, 0, options.early_stopping)
-                session.known += [record for record in known if record.target == group[0].target]
-                _search(session, runner, trials, seed, group is by_rule)
+        trials = tune_option.num_measure_trials
+        share = trials * len(by_search) // len(todays)
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            file = Path(tune_option.file or f"{folder}/records.json").resolve()
+            others = {Path(each).resolve() for each in (*self._files, *policy.files)} - {file}
+            known = [record for each in others for record in read(each)]
+            if file.exists():
+                read(file)  # a bad file is an error before anything is measured
+            log = stack.enter_context(contextlib.closing(Log(file)))
+            runner = tune_option.runner.open(tune_option.builder.timeout)
+            for group, count in ((by_rule, trials - share), (by_search, share)):
+                if group and count:
+                    session = Session(group, target, log, count, tune_option.early_stopping)
+                    session.known += [record for record in known if record.target == group[0].target]
+                    _go_on(session)
+                    if group is by_rule:
+                        session.search("xgb", runner, True, policy.seed)
+                    else:
+                        metaschedule.search(session, runner, policy.seed)
 
 
-def _search(session: Session, runner, trials: int, seed: int | None, by_rule: bool) -> None:
-    """Measure so many schedules more; MetaSchedule's search runs in rounds if it may stop early."""
+def _go_on(session: Session) -> None:
+    """Have a session measure its trials beyond those that are known, and with other seeds than these."""
     workloads = {task.workload for task in session.tasks}
     known = (r for r in session.known if r.workload in workloads and not r.final)
-    done = len({(record.workload, key(record.config)) for record in known})
-    end, stop, before = done + trials, session.early_stopping, -1
-    if by_rule:
-        session.trials = end
-        session.search("xgb", runner, True, seed)
-        return
-    while before < done < end:
-        session.states = [Progress(task) for task in session.tasks]
-        session.trials, session.earlier = min(end, done + _ROUND) if stop else end, done  # for another seed
-        metaschedule.search(session, runner, seed)
-        before, done = done, session.done
-        if stop and all(state.trials - state.last_gain >= stop for state in session.states):
-            return
+    session.earlier = len({(record.workload, key(record.config)) for record in known})
+    session.trials += session.earlier

@@ -8,8 +8,10 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from tvmfast.compiler.schedule.rules import RULES
 from tvmfast.core import annotations
+from tvmfast.tuning import metaschedule
+
+from ..autotvm.template import as_tuple
 
 _FUNCTIONS: dict = {}
 _place = operator.attrgetter("__module__", "__qualname__")
@@ -40,7 +42,7 @@ def register_workload(func_name, f=None, override=False):
 
 def make_workload_key(func, args) -> str:
     """Return the JSON of a workload's name and its arguments: numbers, strings and tuples."""
-    return json.dumps([func if isinstance(func, str) else func.__name__, *args])
+    return json.dumps(as_tuple([func if isinstance(func, str) else func.__name__, *args]))
 
 
 class ComputeDAG:
@@ -69,8 +71,7 @@ class ComputeDAG:
 
         Raises ScheduleError if the state, of a record, is that of another computation.
         """
-        sch, rule = Schedule(tvm.IRModule({"main": self.func})), RULES["metaschedule"]
-        rule.schedule(sch, rule.config(state))
+        sch = metaschedule.scheduled(tvm.IRModule({"main": self.func}), state)
         return Scheduled(sch, self.tensors), self.tensors
 
     def print_python_code_from_state(self, state: dict) -> str:
@@ -116,8 +117,4 @@ def _tensors_of(workload_key: str):
         ) from None
     if name not in _FUNCTIONS:
         raise ValueError(f"auto_scheduler: no workload {name!r}; put @auto_scheduler.register_workload on it")
-    return _FUNCTIONS[name](*map(_as_tuple, args))
-
-
-def _as_tuple(value):
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+    return _FUNCTIONS[name](*map(as_tuple, args))

@@ -8,15 +8,8 @@ tuner     measuring, the four tuners, the progress line, the graph tuners
 
 from tvmfast.compiler.records import shipped
 
-from ..removed import named
+from ..removed import named, refusal
 from . import record, space, task, template, tuner
-
-
-def _topi_is_gone(*_args, **_kwargs):
-    raise NotImplementedError(
-        "autotvm.register_topi_compute: TOPI has no schedules of its own since TVM 0.20; make a task of the "
-        "computation and its schedule with @autotvm.template"
-    )
 
 
 def _tophub(target, extra_files=None) -> record.ApplyHistoryBest:
@@ -36,7 +29,11 @@ _GRAPH = dict.fromkeys(("DPTuner", "PBQPTuner"), tuner.GraphTuner)
 _BEST = "apply_history_best ApplyHistoryBest apply_graph_best ApplyGraphBest"
 _APPLY = dict.fromkeys(_BEST.split(), record.ApplyHistoryBest)
 _TEMPLATES = named(template, "template get_config")
-_NOT_SERVED = dict.fromkeys(("register_topi_compute", "register_topi_schedule"), _topi_is_gone)
+_TOPI_IS_GONE = refusal(
+    "autotvm.register_topi_compute: TOPI has no schedules of its own since TVM 0.20; make a task of the "
+    "computation and its schedule with @autotvm.template"
+)
+_NOT_SERVED = dict.fromkeys(("register_topi_compute", "register_topi_schedule"), _TOPI_IS_GONE)
 
 NAMESPACES = {
     "tvm.autotvm": {

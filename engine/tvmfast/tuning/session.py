@@ -241,8 +241,12 @@ class Session:
         return chosen
 
     def _is_open(self, state: Progress) -> bool:
-        stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
-        return bool(self.tuners[state.task.workload].left) and not stopped
+        return bool(self.tuners[state.task.workload].left) and not self.has_stopped(state)
+
+    def has_stopped(self, state: Progress) -> bool:
+        """Tell whether the last `early_stopping` trials of a task brought no improvement."""
+        limit = self.early_stopping
+        return limit is not None and state.trials - state.last_gain >= limit
 
     def write(self, measured: list[Record]) -> list[Record]:
         """Write records; return what is new in the file, including records of other processes."""
