@@ -178,6 +178,11 @@ def test_options_are_checked_before_anything_is_measured(task, tmp_path, runner)
         auto_scheduler.SearchTask(func=matmul_add, args=(N, L, M, "float32"), task_inputs={"A": 1})
     with pytest.raises(NotImplementedError, match="objective_func"):
         auto_scheduler.TaskScheduler([task], objective_func=sum)
+    with pytest.raises(NotImplementedError, match="load_model_file: a cost model learns from records.* load_log_file"):
+        auto_scheduler.TaskScheduler([task], load_model_file="model.json")
+    absent = auto_scheduler.TaskScheduler([task], None, None, "gradient", "", str(tmp_path / "absent.json"))
+    with pytest.raises(FileNotFoundError, match="cannot read the records"):
+        absent.tune(options(1, tmp_path / "none.json", runner))
     with pytest.raises(ValueError, match="expected tasks, all for one target"):
         auto_scheduler.TaskScheduler([]).tune(options(1, tmp_path / "none.json", runner))
     assert not list(tmp_path.iterdir())
@@ -260,6 +265,32 @@ def test_a_search_goes_on_and_measures_nothing_twice(tuned, task, runner, tmp_pa
     assert records.key(inp.state) not in {records.key(inp.state) for inp, _ in auto_scheduler.load_records(str(tuned))}
 
 
+def test_each_task_may_stop_early(task, runner, tmp_path, monkeypatch):
+    from tvm import auto_scheduler
+
+    limits = []
+    monkeypatch.setattr(metaschedule, "search", lambda session, *_: limits.append(session.early_stopping))
+    scheduler = auto_scheduler.TaskScheduler([task])
+    scheduler.tune(options(4, tmp_path / "log.json", runner, early_stopping=7))
+    scheduler.tune(options(4, tmp_path / "log.json", runner, early_stopping=7), per_task_early_stopping=3)
+    assert limits == [7, 3]
+
+
+def test_records_from_before_count_in_what_callbacks_find(task, tuned, runner, tmp_path, capsys):
+    from tvm import auto_scheduler
+
+    ran = [result.costs for _, result in auto_scheduler.load_records(str(tuned)) if not result.error_no]
+    printed = auto_scheduler.task_scheduler.PrintTableInfo()
+    again = auto_scheduler.TaskScheduler([task], load_log_file=str(tuned), callbacks=[printed])
+    assert again.best_costs == [1e10] and again.task_cts == [0]
+    again.tune(options(1, tmp_path / "one.json", runner))
+    seconds = min(map(min, ran))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "matmul_add" in line)
+    rate = task.compute_dag.flop_ct / seconds / 1e9
+    assert [text.strip() for text in line.split("|")[3:6]] == [f"{seconds * 1e3:.3f}", f"{rate:.2f}", "4"]
+    assert again.task_cts == [5] and again.best_costs[0] <= seconds
+
+
 @pytest.mark.alone
 def test_an_rpc_runner_measures_on_the_servers_of_its_key(task, tmp_path):
     from tvm import auto_scheduler
@@ -320,7 +351,34 @@ def test_a_file_without_the_task_says_so(tuned):
 # ---------------------------------------------------------------- networks
 
 
-def test_a_network_is_tuned_and_built_with_its_records(runner, tmp_path, rng):
+class Heard:
+    """A callback that notes what it is called for, and the trials by then."""
+
+    def __init__(self):
+        self.events = []
+
+    def pre_tune(self, scheduler, task_id):
+        self.events.append(("pre", task_id, sum(scheduler.task_cts)))
+
+    def post_tune(self, scheduler, task_id):
+        self.events.append(("post", task_id, sum(scheduler.task_cts)))
+
+
+def assert_heard(events, scheduler, found):
+    """Events of two tasks in turn, a batch between each pair, and what the scheduler knows in the end."""
+    before, after = events[::2], events[1::2]
+    assert {event for event, *_ in before} == {"pre"} and {event for event, *_ in after} == {"post"}
+    assert [number for _, number, _ in before] == [number for _, number, _ in after]
+    assert {number for _, number, _ in before} == {0, 1}
+    trials = [count for *_, count in after]
+    assert [count for *_, count in before] == [0, *trials[:-1]] and trials == sorted(set(trials)) and trials[-1] == 4
+    for number, task in enumerate(scheduler.tasks):
+        costs = [min(result.costs) for inp, result in found if inp.task.workload_key == task.workload_key]
+        assert scheduler.task_cts[number] == len(costs) == 2
+        assert scheduler.best_costs[number] == pytest.approx(min(costs), rel=1e-3), "a file has four digits"
+
+
+def test_a_network_is_tuned_and_built_with_its_records(runner, tmp_path, rng, capsys):
     from tvm import auto_scheduler, relay
     from tvm.contrib import graph_executor
 
@@ -336,8 +394,20 @@ def test_a_network_is_tuned_and_built_with_its_records(runner, tmp_path, rng):
         tasks[1].apply_best(str(tmp_path / "none.json"))
 
     log = tmp_path / "network.json"
-    auto_scheduler.TaskScheduler(tasks, weights).tune(options(4, log, runner))
+    heard, latency = Heard(), tmp_path / "total_latency.tsv"
+    latency.write_text("of an earlier search\n")
+    told = auto_scheduler.task_scheduler
+    callbacks = [heard, told.PrintTableInfo(), told.LogEstimatedLatency(str(latency))]
+    scheduler = auto_scheduler.TaskScheduler(tasks, [1, 3], callbacks=callbacks)
+    scheduler.tune(options(4, log, runner))
     found = list(auto_scheduler.load_records(str(log)))
+    assert_heard(heard.events, scheduler, found)
+    total = scheduler.best_costs[0] + 3 * scheduler.best_costs[1]
+    lines = latency.read_text().splitlines()
+    assert len(lines) == len(heard.events) / 2 and "EstimatedLatency(ms)\tN/A\tTrials\t1" in lines[0]
+    assert lines[-1].endswith(f"\tEstimatedLatency(ms)\t{total * 1e3:.3f}\tTrials\t4")
+    tables = capsys.readouterr().out
+    assert tables.count("Latency (ms)") == len(lines) and f" {scheduler.best_costs[0] * 1e3:.3f} " in tables
     assert [inp.task.workload_key for inp, _ in found].count(tasks[1].workload_key) == 2 and len(found) == 4
     assert "metaschedule" in tasks[1].print_best(str(log))
 

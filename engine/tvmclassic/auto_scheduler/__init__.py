@@ -2,7 +2,7 @@
 
 workload  the registry of workloads, their computations, and schedules of these
 record    files of records, and builds with the best of them
-task      tasks, options, and the search
+task      tasks, options, and the search; callbacks: what it tells while it runs
 
 The search is for CPUs. A record is a line of JSON that begins with {"format" and holds a trace of
 MetaSchedule's (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022), or, for
@@ -10,7 +10,7 @@ a kernel that tvmfast has a rule for, a config; `tn.build(…, records=FILE)` ta
 """
 
 from ..removed import named, refusal
-from . import record, task, workload
+from . import callbacks, record, task, workload
 
 _OWN = "the search is MetaSchedule's, on sketches of its own; give it one with tvm.s_tir.meta_schedule."
 _REFUSED = {
@@ -33,7 +33,8 @@ _MODULES = {
     "search_policy": named(task, "SketchPolicy PreloadMeasuredStates"),
     "cost_model": named(task, "XGBModel RandomModel"),
     "relay_integration": named(task, "extract_tasks"),
-    "task_scheduler": named(task, "TaskScheduler"),
+    "task_scheduler": named(task, "TaskScheduler")
+    | named(callbacks, "TaskSchedulerCallback PrintTableInfo LogEstimatedLatency"),
 }
 _ALL = {name: served for names in _MODULES.values() for name, served in names.items()}
 _REFUSALS = {name: refusal(f"auto_scheduler.{name}: {reason}") for name, reason in _REFUSED.items()}

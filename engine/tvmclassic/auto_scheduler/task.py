@@ -2,9 +2,11 @@
 
 import contextlib
 import copy
+import functools
 import json
 import os
 import tempfile
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from ..autotvm.task import target_of
 from ..autotvm.tuner import LocalBuilder as LocalBuilder
 from ..context import without_instruments
 from ..relay.build import relax_of
+from .callbacks import NOT_MEASURED
 from .record import RecordToFile, fastest, key_of, read
 from .workload import ComputeDAG, make_workload_key
 
@@ -200,19 +203,45 @@ class TaskScheduler:
     """A search over tasks for one target, whose trials go where they promise to save most.
 
     `task_weights` are the calls of each in the network, 1 by default; `load_log_file` is a file of records,
-    or several, to begin with.
+    or several, to begin with. `callbacks` have `pre_tune(scheduler, task_id)` called before each batch of a
+    task and `post_tune` after it, by default none: progress bars tell the same.
+
+    Attributes:
+        best_costs: The seconds of each task's fastest schedule, 1e10 without one.
+        task_cts: The trials of each task, with those that the records have of it.
+        tic: When the search began, as `time.time` has it.
     """
 
-    def __init__(self, tasks, task_weights=None, objective_func=None, *_, load_log_file=None, **_others):
+    def __init__(
+        self, tasks, task_weights=None, objective_func=None, strategy="gradient", load_model_file=None,
+        load_log_file=None, alpha=0.2, beta=2, gamma=0.5, backward_window_size=3, callbacks=None,
+    ):  # fmt: skip
         if objective_func is not None:
             raise NotImplementedError("TaskScheduler: objective_func: give task_weights")
+        if load_model_file:
+            raise NotImplementedError(
+                "TaskScheduler: load_model_file: a cost model learns from records; give their file as "
+                "load_log_file"
+            )
         self.tasks, self.task_weights = list(tasks), list(task_weights or [1] * len(tasks))
         self._files = [load_log_file] if isinstance(load_log_file, str | os.PathLike) else load_log_file or []
+        self.callbacks, self.tic = list(callbacks or []), time.time()
+        self.best_costs, self.task_cts = [NOT_MEASURED] * len(self.tasks), [0] * len(self.tasks)
 
-    def tune(self, tune_option: TuningOptions, search_policy="default", *_, **_others) -> None:
+    @property
+    def cur_score(self) -> float:
+        """The estimated seconds of the network: the sum of `best_costs` times the weights."""
+        return sum(w * seconds for w, seconds in zip(self.task_weights, self.best_costs, strict=True))
+
+    def tune(
+        self, tune_option: TuningOptions, search_policy="default", search_policy_params=None,
+        adaptive_training=False, per_task_early_stopping=None,
+    ) -> None:  # fmt: skip
         """Measure schedules, and append each batch to the options' file, from which the search also goes on.
 
-        Raises ValueError for no tasks, several targets, one that this machine cannot run, or a bad file.
+        A task ends after `per_task_early_stopping` trials without a faster schedule, by default the options'
+        `early_stopping`. Raises ValueError for no tasks, several targets, one that this machine cannot run,
+        or a bad file.
         """
         is_default = search_policy is None or isinstance(search_policy, str)
         policy = SketchPolicy(None) if is_default else search_policy
@@ -225,10 +254,11 @@ class TaskScheduler:
             raise ValueError(f"this machine cannot measure for {target}: {reason}; give an RPCRunner")
         weighted = zip(self.tasks, self.task_weights, strict=True)
         todays = [tuning.Task(t.today.workload, max(1, round(w)), t.today.target) for t, w in weighted]
-        by_search = [task for task in todays if task.workload.by_metaschedule]
-        by_rule = [task for task in todays if not task.workload.by_metaschedule]
+        by_search = [n for n, task in enumerate(todays) if task.workload.by_metaschedule]
+        by_rule = [n for n in range(len(todays)) if n not in by_search]
         trials = tune_option.num_measure_trials
         share = trials * len(by_search) // len(todays)
+        self.tic = time.time()
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             file = Path(tune_option.file or f"{folder}/records.json").resolve()
@@ -238,15 +268,27 @@ class TaskScheduler:
                 read(file)  # a bad file is an error before anything is measured
             log = stack.enter_context(contextlib.closing(Log(file)))
             runner = tune_option.runner.open(tune_option.builder.timeout)
-            for group, count in ((by_rule, trials - share), (by_search, share)):
-                if group and count:
-                    session = Session(group, target, log, count, tune_option.early_stopping)
-                    session.known += [record for record in known if record.target == group[0].target]
+            stop = per_task_early_stopping or tune_option.early_stopping
+            for numbers, count in ((by_rule, trials - share), (by_search, share)):
+                if numbers and count:
+                    session = Session([todays[n] for n in numbers], target, log, count, stop)
+                    session.known += [record for record in known if record.target == todays[0].target]
+                    session.before = functools.partial(self._tell, "pre_tune", session, numbers)
+                    session.after = functools.partial(self._tell, "post_tune", session, numbers)
                     _go_on(session)
-                    if group is by_rule:
+                    if numbers is by_rule:
                         session.search("xgb", runner, True, policy.seed)
                     else:
                         metaschedule.search(session, runner, policy.seed)
+
+    def _tell(self, event: str, session: Session, numbers: list[int], number: int) -> None:
+        """Call a method of the callbacks for a task of a session, whose tasks have `numbers` here."""
+        for task_id, state in zip(numbers, session.states, strict=True):
+            if state.best:
+                self.best_costs[task_id] = min(state.best[-1], NOT_MEASURED)
+                self.task_cts[task_id] = state.trials
+        for callback in self.callbacks:
+            getattr(callback, event)(self, numbers[number])
 
 
 def _go_on(session: Session) -> None:

@@ -45,6 +45,11 @@ def make_workload_key(func, args) -> str:
     return json.dumps(as_tuple([func if isinstance(func, str) else func.__name__, *args]))
 
 
+def operations(func: tvm.tirx.PrimFunc) -> float:
+    """Return the number of operations of a call, as MetaSchedule counts them."""
+    return float(tvm.s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": func})))
+
+
 class ComputeDAG:
     """The computation of tensors, inputs first, or of a workload's key; it prints as equations.
 
@@ -63,8 +68,8 @@ class ComputeDAG:
 
     @property
     def flop_ct(self) -> float:
-        """The number of operations of a call, as MetaSchedule counts them."""
-        return float(tvm.s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": self.func})))
+        """The number of operations of a call."""
+        return operations(self.func)
 
     def apply_steps_from_state(self, state: dict, layout_rewrite=None) -> tuple:
         """Return a schedule of the computation and the tensors, which `tvm.lower` and `tvm.build` take.

@@ -69,6 +69,8 @@ class _WriteRecords(ms.measure_callback.PyMeasureCallback):
         self.session.write(measured)
         state.update([record.call_seconds for record in measured])
         self.bars.update(task_id, state)
+        if len(candidates):  # TVM measures an empty batch, too
+            self.session.after(task_id)
 
 
 @derived_object
@@ -137,7 +139,10 @@ class _Search(ms.search_strategy.PySearchStrategy):
         if found is None:
             return None
         fresh = [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
-        return [each for each, _ in zip(fresh, self.left, strict=False)]
+        batch = [each for each, _ in zip(fresh, self.left, strict=False)]
+        if batch:
+            self.session.before(self.number)
+        return batch
 
     def notify_runner_results(self, *given: Any) -> None:
         self.evolution.notify_runner_results(*given)

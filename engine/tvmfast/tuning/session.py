@@ -6,7 +6,7 @@ import math
 import os
 import random
 import time as clock
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -185,6 +185,9 @@ class Session:
     tuners: dict[Workload, Tuner] = field(default_factory=dict, init=False)  # of the search, by workload
     started: float = field(default_factory=clock.monotonic)
     known: list[Record] = field(default_factory=list)  # of the target, in the file and new
+    # Called with a task's number before and after each of its batches.
+    before: Callable[[int], None] = field(default=lambda number: None)
+    after: Callable[[int], None] = field(default=lambda number: None)
     _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
     def __post_init__(self) -> None:
@@ -223,8 +226,10 @@ class Session:
         self._take_in(self.known)
         with Bars(self.states, self.trials) as bars:
             while (number := self._next()) is not None:
+                self.before(number)
                 self._take_in(self._batch(number, runner))
                 bars.update(number, self.states[number])
+                self.after(number)
 
     def _next(self) -> int | None:
         """Return the number of the task that gets the next batch."""
