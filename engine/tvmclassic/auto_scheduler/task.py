@@ -13,7 +13,6 @@ from pathlib import Path
 import tvm
 
 from tvmfast import tuning
-from tvmfast.compiler.records import key
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
 from tvmfast.core import machine
 from tvmfast.runtime.compiled import cannot_run
@@ -269,17 +268,15 @@ class TaskScheduler:
             log = stack.enter_context(contextlib.closing(Log(file)))
             runner = tune_option.runner.open(tune_option.builder.timeout)
             stop = per_task_early_stopping or tune_option.early_stopping
-            for numbers, count in ((by_rule, trials - share), (by_search, share)):
+            by_tuner = {"xgb": (by_rule, trials - share), "metaschedule": (by_search, share)}
+            for name, (numbers, count) in by_tuner.items():
                 if numbers and count:
                     session = Session([todays[n] for n in numbers], target, log, count, stop)
                     session.known += [record for record in known if record.target == todays[0].target]
                     session.before = functools.partial(self._tell, "pre_tune", session, numbers)
                     session.after = functools.partial(self._tell, "post_tune", session, numbers)
-                    _go_on(session)
-                    if numbers is by_rule:
-                        session.search("xgb", runner, True, policy.seed)
-                    else:
-                        metaschedule.search(session, runner, policy.seed)
+                    session.go_beyond(count)
+                    session.run(name, runner, True, policy.seed)
 
     def _tell(self, event: str, session: Session, numbers: list[int], number: int) -> None:
         """Call a method of the callbacks for a task of a session, whose tasks have `numbers` here."""
@@ -289,11 +286,3 @@ class TaskScheduler:
                 self.task_cts[task_id] = state.trials
         for callback in self.callbacks:
             getattr(callback, event)(self, numbers[number])
-
-
-def _go_on(session: Session) -> None:
-    """Have a session measure its trials beyond those that are known, and with other seeds than these."""
-    workloads = {task.workload for task in session.tasks}
-    known = (r for r in session.known if r.workload in workloads and not r.final)
-    session.earlier = len({(record.workload, key(record.config)) for record in known})
-    session.trials += session.earlier

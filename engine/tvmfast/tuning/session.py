@@ -114,10 +114,7 @@ def tune(
         trials = machine.cap_if_quick(trials or _TRIALS * len(tasks), 64)
         session = Session(tasks, target, log, trials, early_stopping)
         try:
-            if tuner == "metaschedule":
-                metaschedule.search(session, runner, seed)
-            else:
-                session.search(tuner, runner, transfer, seed)
+            session.run(tuner, runner, transfer, seed)
             session.finish(mod, params, runner)
         except KeyboardInterrupt:
             session.interrupted = True
@@ -208,6 +205,20 @@ class Session:
         return sum(state.trials for state in self.states)
 
     # ------------------------------------------------------------ the search
+
+    def run(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
+        """Search with one of `TUNERS`; with "metaschedule", in which `transfer` changes nothing."""
+        if tuner == "metaschedule":
+            metaschedule.search(self, runner, seed)
+        else:
+            self.search(tuner, runner, transfer, seed)
+
+    def go_beyond(self, trials: int) -> None:
+        """Have the search measure so many trials beyond those that are known, and seed it anew."""
+        workloads = {task.workload for task in self.tasks}
+        known = (r for r in self.known if r.workload in workloads and not r.final)
+        self.earlier = len({(record.workload, records.key(record.config)) for record in known})
+        self.trials = self.earlier + trials
 
     def search(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
         """Measure until the trials are used up, or nothing is left to try.
