@@ -124,3 +124,16 @@ def test_weights_alone_cost_few_bits_and_save_bytes(lesson):
 def test_tvm_alone_has_bytes_for_weights(lesson):
     assert lesson["kinds"] == [0, 21]
     assert lesson["snr"](lesson["theirs"], lesson["ours"]) > 25
+
+
+def test_it_names_what_multiplies_bytes_on_each_cpu(lesson):
+    def named(mcpu, triple="x86_64-linux-gnu"):
+        target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": mcpu})
+        return [feature for feature in lesson["SETS"] if target_has_features(feature, target)]
+
+    assert named("sapphirerapids") == ["amx-int8", "avx512vnni", "avxvnni", "avx2"]
+    assert named("znver4") == ["avx512vnni", "avx2"] and named("alderlake") == ["avxvnni", "avx2"]
+    assert named("haswell") == ["avx2"] and named("nehalem") == []
+    assert named("neoverse-v1", "aarch64-linux-gnu") == ["dotprod", "i8mm"]
+    assert named("cortex-a72", "aarch64-linux-gnu") == []
+    assert len(lesson["here"]) == sum(target_has_features(feature, lesson["target"]) for feature in lesson["SETS"])

@@ -141,7 +141,7 @@ def test_every_lesson_prints_its_machine_and_all_but_a_few_name_the_same():
     (elsewhere,) = machines.pop("14_fewer_bits")
     assert {*machines.pop("04_relay_builds"), *machines.pop("22_running_old_scripts")} == {elsewhere}
     (lesson_14,) = (path for path in LESSONS if path.stem == "14_fewer_bits")
-    assert "this CPU has vpdpbusd" in printed(lesson_14)
+    assert "the next cells use: vpdpbusd" in printed(lesson_14)
     (lesson_17,) = (path for path in LESSONS if path.stem == "17_gpu")
     has_gpu = "GPU: NVIDIA" in printed(lesson_17)
     if has_gpu:

@@ -1,6 +1,6 @@
 """Tune ResNet-18 with TVM's MetaSchedule, and pack the fastest record of each kernel for lesson 10.
 
-    python -m tools.tune_resnet18 avx512                 # on a quiet machine, in twenty minutes
+    python -m tools.tune_resnet18 avx512                 # on a quiet machine; one to two seconds a trial
     python -m tools.tune_resnet18 avx2 --trials 640      # for any CPU with AVX2
     python -m tools.tune_resnet18 avx512 --trials 3000   # goes on with what is there
 

@@ -456,6 +456,82 @@ def test_what_onnx_runtimes_quantizer_writes(case, tmp_path, caplog):
         np.testing.assert_array_equal(np.asarray(lib(x[:2])), results[:2])
 
 
+def attention_model(masked: bool = False, **changed) -> onnx.ModelProto:
+    """A QAttention of 2 batches of 12 rows, 3 heads of 8, with a scale for each column, and a mask of keys."""
+    rng = np.random.default_rng(12)
+    constants = {"w": rng.integers(-64, 64, (40, 72)).astype("int8"), "b": rng.standard_normal(72).astype("float32")}
+    constants |= {"x_s": np.float32(0.02), "w_s": (rng.random(72) / 90 + 0.01).astype("float32")}
+    constants |= {"x_z": np.uint8(117), "w_z": np.zeros(72, "int8")} | changed.pop("constants", {})
+    names = ["x", "w", "b", "x_s", "w_s", "m" if masked else "", "x_z", "w_z", *changed.pop("more", ())]
+    how = {"num_heads": 3, "domain": "com.microsoft"} | changed
+    inputs = {"x": ("uint8", (2, 12, 40))} | ({"m": ("int32", (2, 12))} if masked else {})
+    node = helper.make_node("QAttention", names, ["y"], "heads", **how)
+    return model_of(inputs, {"y": ("float32", (2, 12, 24))}, [node], constants, 17)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("masked", [False, True], ids=["all keys", "masked"])
+def test_attention_on_8_bits(masked, level):
+    model, rng = attention_model(masked), np.random.default_rng(13)
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    feed = {"x": rng.integers(0, 256, (2, 12, 40)).astype("uint8")}
+    keep = np.ones((2, 12), "int32")
+    if masked:
+        keep[0, 7:], keep[1, ::3] = 0, 0
+        feed["m"] = keep
+    q = (feed["x"].astype("int64") - 117) @ constants["w"].astype("int64")
+    product = q * (np.float64(constants["x_s"]) * constants["w_s"]) + constants["b"]
+    queries, keys, values = product.reshape(2, 12, 3, 3, 8).transpose(2, 0, 3, 1, 4)
+    scores = queries @ keys.swapaxes(-1, -2) / 8**0.5 + np.where(keep, 0, -1e4)[:, None, None]
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = (weights / weights.sum(-1, keepdims=True) @ values).transpose(0, 2, 1, 3).reshape(2, 12, 24)
+    mod, params = from_onnx(model)
+    assert str(params["w"].dtype) == "int8"
+    lib = build(mod, params, opt_level=level)
+    close(lib(*feed.values()), wanted, 40, scale=np.abs(values).max() * (1 + np.abs(scores[scores > -5e3]).max()))
+    np.testing.assert_allclose(onnx_runtime(model, feed)[0], wanted, rtol=0, atol=1e-2 * np.abs(wanted).max())
+    if level == 3:
+        assert any("dense_of_integers" in kernel for kernel in lib.kernels.index)
+
+
+def lstm_model() -> onnx.ModelProto:
+    """A DynamicQuantizeLSTM of 5 steps of 4 numbers, 3 hidden ones."""
+    constants = {"w": np.ones((1, 4, 12), "int8"), "r": np.ones((1, 3, 12), "int8"), "s": np.ones(1, "float32")}
+    constants |= {"z": np.zeros(1, "int8")}
+    names = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
+    node = helper.make_node("DynamicQuantizeLSTM", names, ["y"], "cell", hidden_size=3, domain="com.microsoft")
+    return model_of({"x": ("float32", (5, 1, 4))}, {"y": ("float32", (5, 1, 1, 3))}, [node], constants, 17)
+
+
+def embedding_model() -> onnx.ModelProto:
+    constants = {name: np.ones((6, 8), "uint8") for name in ("words", "places", "kinds")}
+    constants |= {name: np.ones(8, "uint8") for name in ("gamma", "beta")}
+    constants |= {"s": np.float32(1), "z": np.uint8(0)}
+    names = ["i", "", "words", "places", "", "gamma", "beta", "", *["s"] * 5, *["z"] * 5]
+    node = helper.make_node("QEmbedLayerNormalization", names, ["y"], "first", domain="com.microsoft")
+    return model_of({"i": ("int32", (1, 5))}, {"y": ("float32", (1, 5, 8))}, [node], constants, 17)
+
+
+REFUSED = {
+    "an LSTM": (lstm_model(), "'cell' is not supported; quantize the model without it: op_types_to_quantize w"),
+    "embeddings": (embedding_model(), "'first' is not supported; quantize the model as it was before ONNX Runtime f"),
+    "causal": (attention_model(unidirectional=1), "'heads': unidirectional=1 is not supported; quantize the model as"),
+    "lengths": (
+        attention_model(True, constants={"m": np.array([3, 5], "int32")}),
+        "'heads': a mask of another rank than 2 is not supported; quantize the model as it was before ONNX",
+    ),
+    "a past": (attention_model(more=["p"], constants={"p": np.ones((2, 2, 3, 4, 8), "float32")}), "a past is not"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_operators_of_the_quantizer_without_a_rule_are_refused_by_name(kind):
+    model, words = REFUSED[kind]
+    with pytest.raises(NotImplementedError, match=words) as caught:
+        from_onnx(model)
+    assert str(caught.value).startswith(model.graph.node[-1].op_type) and "\n" not in str(caught.value)
+
+
 def test_a_convolution_of_opset_10_with_a_scale_per_channel():
     rng = np.random.default_rng(10)
     x = rng.integers(0, 256, (1, 2, 6, 6)).astype("uint8")

@@ -12,11 +12,13 @@ from torch import nn
 from tvm import relax
 
 import tvmfast as tn
+from tvmfast.compiler.schedule.rules import winograd_int
 from tvmfast.core.relax import op_name
 from tvmfast.core.table import drawers
 from tvmfast.quantization.calibrate import Range, Values, quantized_weight, scale_of
 from tvmfast.quantization.layers import Graph
 from tvmfast.quantization.switched import decibels
+from tvmfast.runtime.tensors import function
 
 
 class Small(nn.Module):
@@ -506,3 +508,19 @@ def test_a_model_that_is_none(made):
     _, _, params, calibration, _ = made
     with pytest.raises(TypeError, match=r"mod: expected a tvm\.IRModule"):
         tn.quantize(3, params, calibration)
+
+
+@pytest.mark.parametrize(("mcpu", "share"), [("cascadelake", 1 / 4), ("haswell", 1 / 2)], ids=["VNNI", "AVX2"])
+def test_the_bytes_of_a_saved_network(rng, mcpu, share, tmp_path, monkeypatch):
+    """Those that the instruction reads, int8 or int16, if Winograd's transforms do not take their place."""
+    monkeypatch.setattr(winograd_int, "best_tile", lambda *_: None)
+    sizes = (32, 64, 3, 1, 1), (64, 64, 3, 1, 1), (64, 128, 3, 2, 1), (128, 96, 1)
+    net = nn.Sequential(*(layer for each in sizes for layer in (nn.Conv2d(*each), nn.ReLU())))
+    mod, params = model(net, (1, 32, 12, 12))
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}
+    quantized = tn.quantize(mod, params, samples(rng, shape=(1, 32, 12, 12)))
+    lib = tn.build(*quantized, target=target, records=False)
+    assert {family for family in lib.kernels.family if "conv" in family or "winograd" in family} == {"dot_conv"}
+    function("SaveParamsToFile")(lib.arrays_of_all, str(tmp_path / "params.bin"))  # as `save` does
+    stored, whole = (tmp_path / "params.bin").stat().st_size, sum(each.numpy().nbytes for each in params.values())
+    assert share * 0.9 < stored / whole < share * 1.1

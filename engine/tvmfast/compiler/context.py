@@ -27,6 +27,8 @@ class BuildContext:
         dtype: The half precision of the weights, "bfloat16" or "float16"; None: that of the network.
         allow_tf32: Whether convolutions of float32 on a GPU may round their operands to TF32.
         experimental: Whether kernels may be used on a GPU that nobody has measured there.
+        in_float32: Why an operator of a quantized network is left in float32, by the name of its variable;
+            graph/quantized.py notes it.
         specializations: Values of dynamic dims, and the network specialized for them, in the order in which
             a call tries them.
     """
@@ -40,6 +42,7 @@ class BuildContext:
     dtype: str | None = None
     allow_tf32: bool = False
     experimental: bool = False
+    in_float32: dict[str, str] = dataclasses.field(default_factory=dict)
     specializations: tuple[tuple[dict[str, int], tvm.IRModule], ...] = ()
 
     @property
@@ -65,4 +68,4 @@ class BuildContext:
     def specialized(self, values: Mapping[str, int]) -> "BuildContext":
         """Return the context of the network specialized for values of dynamic dims."""
         dims = {name: dim for name, dim in self.dims.items() if name not in values}
-        return dataclasses.replace(self, dims=dims, specializations=())
+        return dataclasses.replace(self, dims=dims, specializations=(), in_float32={})

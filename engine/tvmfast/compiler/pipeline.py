@@ -46,17 +46,18 @@ from .schedule.apply import begin_reductions, schedule_kernels
 
 OPT_LEVELS = (0, 1, 2, 3)
 _OPERATORS = "tvmfast.operators"  # attribute of a module: what each kernel fuses
+_IN_FLOAT32 = "tvmfast.in_float32"  # attribute of a module: why kernels of a quantized network are so
 
 
 def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     """List the graph passes of a build, in order, from an imported module to one kernel per fused group."""
     simd, lookup = context.simd, context.lookup
     recurrent = (3, pack_recurrent(simd)) if simd else (0, unroll_recurrent())
-    blocked = (
-        [(3, block_layouts(simd, lookup, context.dtype, context.in_pairs))] if simd else []
-    )  # NCHW to NCHW[x]c, weights packed
+    how = context.dtype, context.in_pairs, context.in_float32
+    # NCHW to NCHW[x]c, weights packed
+    blocked = [(3, block_layouts(simd, lookup, *how))] if simd else []
     attention = [
-        (3, fuse_attention(simd, context.dims)),
+        (3, fuse_attention(simd, context.dims, context.in_float32)),
         (3, lower_skinny_gemms(simd)),
         (3, fuse_rms_norms(simd)),
     ]
@@ -78,7 +79,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, t.CanonicalizeBindings()),
         (2, fold_with_numpy()),
         (2, t.CanonicalizeBindings()),
-        *([(3, sums_of_integers())] if simd else []),
+        *([(3, sums_of_integers(context.in_float32))] if simd else []),
         (3, fold_the_rest()),
         (3, conv_transpose_to_conv()),
         (3, t.EliminateCommonSubexpr()),
@@ -98,7 +99,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),
         (1, t.FuseOps()),
-        (1, _note_operators()),
+        (1, _note_operators(context.in_float32)),
         (1, t.FuseTIR()),
         *scheduled,
         *in_half,
@@ -203,10 +204,11 @@ def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dic
         "inputs", "params" and "outputs", with their shapes and dtypes; "nodes", the kernel calls; "heads",
         the values that are the outputs; "tuple", whether the result is one; by kernel name "kernels" (its
         schedule), "costs" (see `costs.cost`, and the operators that it fuses) and "workloads" (only
-        kernels that have one); and "state" and "absent" (the positions of None among the results of a
-        call), if there are any. A node has the name of its result, its kernel
-        (or the Relax operator that the runtime serves), the values it reads, and the shape and dtype of its
-        result; "in_place" is true if that is the first value it reads, which it updates in part.
+        kernels that have one); "in_float32", if there are any, why kernels of a quantized network compute in
+        float32; and "state" and "absent" (the positions of None among the results of a call), if there are
+        any. A node has the name of its result, its kernel (or the Relax operator that the runtime serves),
+        the values it reads, and the shape and dtype of its result; "in_place" is true if that is the first
+        value it reads, which it updates in part.
 
     Raises:
         ValueError: A value has no known shape.
@@ -223,6 +225,7 @@ def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dic
     kernels = [(var, func) for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
     kernels.sort(key=lambda item: item[0].name_hint)
     notes = {var.name_hint: annotations.of_function(func) for var, func in kernels}
+    reasons = {str(k): str(why) for k, why in (mod.attrs or {}).get(_IN_FLOAT32, {}).items() if k in notes}
     return {
         "sizes": {dim.name: [dim.lower, dim.upper] for dim in dims.values()},
         "inputs": [{"name": p.name, **_tensor(p.ty)} for p in main.params if p.name not in params],
@@ -238,6 +241,7 @@ def describe(mod: tvm.IRModule, params: list[str], context: BuildContext) -> dic
             if not has_threads(func)  # written for a GPU by hand
         },
         "workloads": {name: note["workload"] for name, note in notes.items() if note["workload"]},
+        **({"in_float32": reasons} if reasons else {}),
         **({"state": context.state} if context.state else {}),
         **({"absent": [int(n) for n in absent]} if absent else {}),
     }
@@ -298,8 +302,11 @@ def _tensor(ty) -> dict:
 # ---------------------------------------------------------------- the operators of a kernel
 
 
-def _note_operators() -> tvm.transform.Pass:
-    """Make a pass to run right after FuseOps: it notes each group's kernels in an attribute of the module."""
+def _note_operators(in_float32: dict[str, str]) -> tvm.transform.Pass:
+    """Make a pass to run right after FuseOps: it notes each group's kernels in an attribute of the module.
+
+    Another attribute gets why groups and single kernels are in float32, from that of their variables.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="NoteOperators")
     def run(mod, _context):
@@ -309,9 +316,45 @@ def _note_operators() -> tvm.transform.Pass:
             for name, func in functions.items()
             if isinstance(func, relax.Function) and name != "main"
         }
-        return mod.with_attr(_OPERATORS, groups)
+        mod = mod.with_attr(_OPERATORS, groups)
+        reasons = _reasons(functions, in_float32) if in_float32 else {}
+        return mod.with_attr(_IN_FLOAT32, reasons) if reasons else mod
 
     return run
+
+
+def _reasons(functions: dict, in_float32: Mapping[str, str]) -> dict[str, str]:
+    """Return why kernels are in float32, by the names that they have after FuseTIR.
+
+    In a kernel that sums products of integers, and between integers that it reads and writes, floats are in
+    registers alone.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for name, func in functions.items():
+        if not isinstance(func, relax.Function):
+            continue
+        calls = [
+            (binding.var.name, binding.value.args[0].name_hint)
+            for block in func.body.blocks
+            for binding in block.bindings
+            if op_name(binding.value) == "call_tir"
+        ]
+        is_group, parts = name != "main", [_base_name(kernel, functions) for _, kernel in calls]
+        if is_group and any(map(_sums_integers, parts)):
+            continue
+        for at, (var, kernel) in enumerate(calls):
+            between = is_group and "dequantize" in parts[: at + 1] and "quantize" in parts[at:]
+            if var in in_float32 and not (between or _sums_integers(kernel) or _moves(kernel)):
+                found.setdefault(name if is_group else kernel, {})[in_float32[var]] = None
+    return {kernel: "; ".join(reasons) for kernel, reasons in found.items()}
+
+
+def _sums_integers(kernel: str) -> bool:
+    return "_of_integers" in kernel
+
+
+def _moves(kernel: str) -> bool:
+    return "reshape" in kernel or "strided_slice" in kernel
 
 
 def _operators(mod: tvm.IRModule, kernel: str) -> list[str]:

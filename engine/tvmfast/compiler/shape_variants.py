@@ -151,6 +151,7 @@ def rename_functions(graph: dict, names: dict[str, str]) -> dict:
     nodes = [node | {"kernel": names.get(node["kernel"], node["kernel"])} for node in graph["nodes"]]
     tables = {
         table: {names.get(kernel, kernel): each for kernel, each in graph[table].items()}
-        for table in ("kernels", "costs", "workloads")
+        for table in ("kernels", "costs", "workloads", "in_float32")
+        if table in graph
     }
     return graph | tables | {"nodes": nodes, "function": names["main"]}

@@ -285,7 +285,9 @@ class Compiled:
 
         `family` is the kind of schedule; "none" means TVM's own loops, as at opt levels below 3. `config` is
         a dictionary of the choices that the schedule leaves open. `calls` is the number of the kernel's calls
-        in a run. On a GPU, `launches` lists the "grid" and "block" of each CUDA kernel that a call launches.
+        in a run. `in_float32`, if any kernel of a quantized network has it, says which operators compute
+        there in float32, and why. On a GPU, `launches` lists the "grid" and "block" of each CUDA kernel that
+        a call launches.
         """
         import pandas as pd  # for speed: only where a table is shown
 
@@ -296,6 +298,8 @@ class Compiled:
             "config": [_config(schedule) for schedule in schedules.values()],
             "calls": [calls[name] for name in schedules],
         }
+        if reasons := self.graph.get("in_float32"):
+            columns["in_float32"] = [reasons.get(name, "") for name in schedules]
         if any("launches" in schedule for schedule in schedules.values()):
             columns["launches"] = [schedule["launches"] for schedule in schedules.values()]
         return pd.DataFrame(columns, index=pd.Index(schedules, name="kernel", dtype="object"))
@@ -374,6 +378,12 @@ class Compiled:
         passes as each input under "state" the output of the call before that has the number there. `main` may
         write to the memory of these inputs. `main` takes the arrays of params.bin that graph.json lists under
         "params"; a shape variant's function, its name, its dims and its arrays are under "variants".
+
+        params.bin has what the kernels read, folded, transformed and packed for the target. Of an int8
+        network that is a quarter of the bytes of float32 where an instruction multiplies bytes (VNNI, AMX,
+        usdot), and half where it multiplies pairs of 16 bits (AVX2, SSE2). Convolutions by `winograd_int`
+        have transformed weights of int16: with tiles of 2, 3 or 4 pixels 0.9, 1.4 or 2 times the bytes of
+        float32. Depthwise ones have float32. Scales, biases and sums of weights take 4 bytes by channel.
 
         Returns:
             `path`.

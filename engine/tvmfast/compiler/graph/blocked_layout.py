@@ -35,7 +35,7 @@ from ..schedule.workloads import conv2d
 from ..schedule.workloads.conv2d import Convolution, one_image
 from .conv_call import as_images, match
 from .half_precision import rounded
-from .quantized import CONV2D
+from .quantized import CONV2D, emit_noted
 
 # Elementwise operators whose result is finite for every finite input, and those for which it may not be.
 _FINITE = {f"relax.{name}" for name in (
@@ -59,17 +59,20 @@ _RESHAPES = {f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "
 
 
 def block_layouts(
-    simd: Simd, lookup: Lookup | None = None, dtype: str | None = None, in_pairs: bool = False
+    simd: Simd,
+    lookup: Lookup | None = None,
+    dtype: str | None = None,
+    in_pairs: bool = False,
+    in_float32: dict[str, str] | None = None,
 ) -> tvm.transform.Pass:
     """Make the pass for blocks of `simd.lanes` channels; it needs constant weights, so run it after folding.
 
     Convolutions become kernels at once, because Relax has no operator for a blocked grouped convolution. With
     a `dtype`, packed weights are rounded to it; see half_precision.py. With `in_pairs`, the rules of
-    paired.py multiply.
+    paired.py multiply. `in_float32` is as in quantized.py.
     """
-    return on_each_function(
-        "BlockLayouts", lambda mod: _Blocker(mod, simd, lookup, dtype, in_pairs), adds_kernels=True
-    )
+    how = simd, lookup, dtype, in_pairs, {} if in_float32 is None else in_float32
+    return on_each_function("BlockLayouts", lambda mod: _Blocker(mod, *how), adds_kernels=True)
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,10 @@ class _Blocked:
 
 @relax.expr_functor.mutator
 class _Blocker(relax.PyExprMutator):
-    def __init__(self, mod, simd, lookup, dtype, in_pairs):
+    def __init__(self, mod, simd, lookup, dtype, in_pairs, in_float32):
         super().__init__(mod)
         self.simd, self.lookup, self.dtype, self.in_pairs = simd, lookup, dtype, in_pairs
+        self.in_float32 = in_float32
         self.lanes = simd.lanes
         self.layout = f"NCHW{self.lanes}c"
         self.blocked: dict[relax.Var, _Blocked] = {}  # by the network's variable
@@ -112,12 +116,13 @@ class _Blocker(relax.PyExprMutator):
         elif isinstance(value, list):
             self.several[var] = value
         elif isinstance(value, _Blocked):
-            self.blocked[var] = replace(value, expr=self.builder_.emit(value.expr))
+            expr = emit_noted(self.in_float32, var, self.builder_.emit, value.expr)
+            self.blocked[var] = replace(value, expr=expr)
             if is_output:
                 self.set_var_remap(var, self.builder_.emit_output(self._unblock(self.blocked[var])))
         else:
             emit = self.builder_.emit_output if is_output else self.builder_.emit
-            self.set_var_remap(var, emit(value))
+            self.set_var_remap(var, emit_noted(self.in_float32, var, emit, value))
 
     def visit_var_(self, var):
         return self._nchw(var) if self._is_blocked(var) else super().visit_var_(var)
@@ -387,7 +392,8 @@ class _Blocker(relax.PyExprMutator):
         axes = call.attrs.axis
         if axes is None or sorted(int(a) % block.rank for a in axes) != [*range(2, block.rank)]:
             return None
-        mean = replace(block, expr=self.builder_.emit(relax.op.mean(block.expr, [2, 3], keepdims=True)))
+        mean = relax.op.mean(block.expr, [2, 3], keepdims=True)
+        mean = replace(block, expr=emit_noted(self.in_float32, self.bound, self.builder_.emit, mean))
         return mean if call.attrs.keepdims else self._as_vector(mean)
 
     def _reshape(self, call):

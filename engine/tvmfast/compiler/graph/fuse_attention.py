@@ -24,19 +24,23 @@ from ...core.simd import Simd
 from ...kernels.attention import OPERATORS, Dims, ScoreOp, Tile, kernel, pad_keys, panels
 from ...kernels.dynamic import DynamicDims
 from ...kernels.dynamic import call as call_kernel
+from .quantized import emit_noted
 
 _TILE = 64  # keys of the widest tile
 _FEW_QUERIES, _FEW_KEYS = 8, 16  # up to so many, single kernels are as fast
 
 
-def fuse_attention(simd: Simd, dims: Mapping[str, Dim]) -> tvm.transform.Pass:
+def fuse_attention(
+    simd: Simd, dims: Mapping[str, Dim], in_float32: dict[str, str] | None = None
+) -> tvm.transform.Pass:
     """Make the pass, for attention of float32, to run after constants are folded.
 
     Between the first product and the softmax, scores may be scaled, and masks added or applied. Products of
     few queries or keys, values that are not whole vectors, and tensors of 2**31 elements are left as they
-    are. `dims` are the network's dynamic dims.
+    are. `dims` are the network's dynamic dims; `in_float32` is as in quantized.py.
     """
-    return on_each_function("FuseAttention", lambda mod: _Fuser(mod, simd, dims), adds_kernels=True)
+    notes = {} if in_float32 is None else in_float32
+    return on_each_function("FuseAttention", lambda mod: _Fuser(mod, simd, dims, notes), adds_kernels=True)
 
 
 @dataclass
@@ -61,9 +65,10 @@ class _Attention:
 
 @relax.expr_functor.mutator
 class _Fuser(relax.PyExprMutator):
-    def __init__(self, mod, simd, dims):
+    def __init__(self, mod, simd, dims, in_float32):
         super().__init__(mod)
-        self.simd, self.dynamic = simd, dims
+        self.simd, self.dynamic, self.in_float32 = simd, dims, in_float32
+        self.var = None  # the variable whose value is rewritten
 
     def visit_function_(self, func):
         self.bound = relax.analysis.get_var2val(func)
@@ -71,6 +76,10 @@ class _Fuser(relax.PyExprMutator):
         for value in (*self.bound.values(), func.body.body):
             relax.analysis.post_order_visit(value, self._count)
         return super().visit_function_(func)
+
+    def visit_var_binding_(self, binding):
+        self.var = binding.var
+        super().visit_var_binding_(binding)
 
     def _count(self, expr):
         if isinstance(expr, relax.Var):
@@ -234,7 +243,7 @@ class _Fuser(relax.PyExprMutator):
         made = kernel(inner, tile, found.score_ops, shapes, found.empty, own)
         result = (batch, dims.queries, dims.width)
         call = call_kernel(self.builder_, made, "attention", [*flat, *inputs.values()], own, result)
-        return R.reshape(emit(call), shape)
+        return R.reshape(emit_noted(self.in_float32, self.var, emit, call), shape)
 
     def _padded(self, tensor, keys, length):
         """Return a mask as float32, zero-padded up to `length` keys."""

@@ -14,6 +14,7 @@ Inference" (CVPR 2018).
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +50,7 @@ _MOVES = (
     "nn.max_pool2d",
 )  # and "nn.pad"
 _BYTES = ("uint8", "int8")
+_LAYERS = ("conv", "pool", "norm", "softmax", "attention", "mean")  # in the names of operators
 
 
 def _registered() -> tvm.ir.Op:
@@ -64,9 +66,23 @@ def _registered() -> tvm.ir.Op:
 _CONV2D = _registered()
 
 
-def sums_of_integers() -> tvm.transform.Pass:
-    """Make the pass, for a CPU; it needs constant scales, zero points and weights."""
-    return on_each_function("SumsOfIntegers", _SumsOfIntegers, needs=_is_quantized)
+def sums_of_integers(in_float32: dict[str, str] | None = None) -> tvm.transform.Pass:
+    """Make the pass, for a CPU; it needs constant scales, zero points and weights.
+
+    `in_float32` gets why an operator of a quantized network is left in float32, by the name of a variable:
+    that of its result, and of what is dequantized for it. `emit_noted` keeps it from pass to pass.
+    """
+    notes = {} if in_float32 is None else in_float32
+    return on_each_function("SumsOfIntegers", lambda: _SumsOfIntegers(notes), needs=_is_quantized)
+
+
+def emit_noted(in_float32: dict[str, str], var: relax.Var, emit: Callable, value: relax.Expr) -> relax.Var:
+    """Emit what replaces the value of a variable; why that is in float32, if noted, goes with it."""
+    if var.name not in in_float32:
+        return emit(value)
+    made = emit(value, f"{var.name}_made")
+    in_float32[made.name] = in_float32[var.name]
+    return made
 
 
 def _is_quantized(func) -> bool:
@@ -123,8 +139,10 @@ class _Weight:
 
 @relax.expr_functor.mutator
 class _SumsOfIntegers(relax.PyExprMutator):
-    def __init__(self):
+    def __init__(self, in_float32):
         super().__init__()
+        self.in_float32 = in_float32
+        self.reason = ""  # why the operator at hand is left in float32
         self.values = {}  # those not computed yet, by the network's variable
         self.floats: dict[relax.Var, relax.Expr] = {}  # the same computed, where another operator reads them
         self.unsigned: dict[relax.Var, relax.Expr] = {}  # int8 of the network as uint8, 128 larger
@@ -144,7 +162,7 @@ class _SumsOfIntegers(relax.PyExprMutator):
     # ------------------------------------------------------------ bindings and variables
 
     def visit_var_binding_(self, binding):
-        var, call = binding.var, binding.value
+        var, call, self.reason = binding.var, binding.value, ""
         is_output = not isinstance(var, relax.DataflowVar)
         value = self._value(call)
         if value is None:
@@ -154,13 +172,16 @@ class _SumsOfIntegers(relax.PyExprMutator):
         else:
             self.values[var] = value
             return
+        if result is None and (reason := self._why_in_float32(call)):
+            self.reason = reason
+            result = self.visit_expr_post_order(call)
         if result is None:
             super().visit_var_binding_(binding)
         elif isinstance(result, relax.Var) and not is_output:
             self.set_var_remap(var, result)
         else:
             emit = self.builder_.emit_output if is_output else self.builder_.emit
-            self.set_var_remap(var, emit(result))
+            self.set_var_remap(var, self._noted(emit, result))
 
     def visit_var_(self, var):
         return self._float(var) if var in self.values else super().visit_var_(var)
@@ -170,8 +191,16 @@ class _SumsOfIntegers(relax.PyExprMutator):
 
     def _float(self, var):
         if var not in self.floats:
-            self.floats[var] = self.builder_.emit(self._computed(self.values[var]))
+            self.floats[var] = self._noted(self.builder_.emit, self._computed(self.values[var]))
         return self.floats[var]
+
+    def _noted(self, emit, value) -> relax.Var:
+        """Emit a value, and note why it is left in float32 if it is."""
+        if not self.reason:
+            return emit(value)
+        var = emit(value, "in_floats")
+        self.in_float32[var.name] = self.reason
+        return var
 
     def _computed(self, value, factor: float = 1.0) -> relax.Expr:
         """Return a call that computes a value, or its product with a factor."""
@@ -410,6 +439,42 @@ class _SumsOfIntegers(relax.PyExprMutator):
             return None
         joined = R.concat([value.q for value in values], call.attrs.axis)
         return replace(values[0], q=self.builder_.emit(joined))
+
+    # ------------------------------------------------------------ what is left in float32
+
+    def _why_in_float32(self, call) -> str:
+        """Return which operator stays in float32 and why; "" of one that is no layer, nor reads integers."""
+        name = op_name(call)
+        if not name or str(getattr(call.ty, "dtype", "")) != "float32":
+            return ""
+        kind = name.rpartition(".")[2]
+        fields = (arg.fields if isinstance(arg, relax.Tuple) else [arg] for arg in call.args)
+        read = [self.values.get(var) for each in fields for var in each if isinstance(var, relax.Var)]
+        if kind in ("conv1d", "conv2d", "matmul"):
+            return f"{kind}: {self._why_no_sums(call)}"
+        if any(isinstance(value, _Integers) for value in read):
+            return f"{kind}: there is no kernel of integers for it"
+        return f"{kind}: its input is not quantized" if any(part in kind for part in _LAYERS) else ""
+
+    def _why_no_sums(self, call) -> str:
+        """Return why a product does not become one of integers."""
+        data, weight = call.args
+        if not self._is_constant(weight):
+            return f"{'both its operands' if op_name(call) == 'matmul' else 'its weights'} are computed"
+        if not isinstance(self.values.get(data), _Integers):
+            is_quantized = op_name(self._resolved(data)) == "dequantize"
+            return f"its input is not {'of 8 bits with one scale' if is_quantized else 'quantized'}"
+        if constant_array(self._resolved(weight)) is not None:
+            return "its weights are not quantized"
+        if self._weight(weight) is None:
+            return "its weights do not fit into int8"
+        return "there is no kernel of integers for its shape, layout or number of products"
+
+    def _is_constant(self, expr) -> bool:
+        expr = self._resolved(expr)
+        if op_name(expr) in ("dequantize", "permute_dims", "reshape", "expand_dims"):
+            return self._is_constant(expr.args[0])
+        return constant_array(expr) is not None
 
     # ------------------------------------------------------------ constants
 

@@ -6,6 +6,7 @@ up to the last rounding; ops/quantized.py converts these two. The definitions ar
 https://onnx.ai/onnx/operators and of com.microsoft in ONNX Runtime's docs/ContribOperators.md.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -39,6 +40,7 @@ _PARAMETERS = {
     "MatMulInteger": [(0, None, 2, -2), (1, None, 3, -1)],
     "MatMulIntegerToFloat": [(0, 2, 4, -2), (1, 3, 5, -1)],
     "DynamicQuantizeMatMul": [(1, 2, 3, -1)],
+    "QAttention": [(0, 3, 6, 0), (1, 4, 7, -1)],
 }
 _PER_TENSOR = ("QLinearAdd", "QLinearMul", "QLinearWhere", "QLinearConcat")
 
@@ -213,11 +215,19 @@ class _Model:
     """
 
     def __init__(self, proto: onnx.ModelProto, nodes: list[onnx.NodeProto]):
-        self.opset, self.tensors = opset_of(proto, 1), _constants(proto.graph)
+        self.proto, self.opset, self.tensors = proto, opset_of(proto, 1), _constants(proto.graph)
         self.weights: list[onnx.TensorProto] = []
         self.packed: dict[str, Packed] = {}
         self.names = {name for node in nodes for name in (*node.input, *node.output)}
         self.names |= {each.name for each in (*proto.graph.initializer, *proto.graph.input)}
+
+    @functools.cached_property
+    def ranks(self) -> dict[str, int]:
+        """Return the ranks of values, by name, as far as ONNX infers them."""
+        graph = onnx.shape_inference.infer_shapes(self.proto).graph
+        types = {each.name: each.type.tensor_type for each in (*graph.input, *graph.value_info)}
+        known = {name: len(each.shape.dim) for name, each in types.items() if each.HasField("shape")}
+        return known | {name: len(tensor.dims) for name, tensor in self.tensors.items()}
 
 
 def _expand(graph: onnx.GraphProto, model: _Model) -> None:
@@ -392,27 +402,27 @@ def _where(part: _Part) -> None:
     part.quantized(y, 7, 8, 3)
 
 
-def _to_float(part: _Part, a: str, zero: str, scale: str, weight: tuple[int, int, int], bias: int) -> None:
-    """Add the product of integers, its scales and its bias, as ONNX Runtime computes them."""
+def _to_float(
+    part: _Part, a: str, zero: str, scale: str, weight: tuple[int, int, int], bias: int, output: str
+) -> str:
+    """Add the product of integers, its scales and its bias, as ONNX Runtime computes them; return the sum."""
     b, b_scale, b_zero = (part.input(n) for n in weight)
     y = part.add("Cast", part.add("MatMulInteger", a, b, zero, b_zero), to=onnx.TensorProto.FLOAT)
-    outputs = {"output": part.node.output[0]}
     inputs = y, part.add("Mul", scale, b_scale)
     if part.input(bias):
-        part.add("Add", part.add("Mul", *inputs), part.input(bias), **outputs)
-    else:
-        part.add("Mul", *inputs, **outputs)
+        return part.add("Add", part.add("Mul", *inputs), part.input(bias), output=output)
+    return part.add("Mul", *inputs, output=output)
 
 
 def _integer_to_float(part: _Part) -> None:
-    _to_float(part, part.input(0), part.input(4), part.input(2), (1, 3, 5), 6)
+    _to_float(part, part.input(0), part.input(4), part.input(2), (1, 3, 5), 6, part.node.output[0])
 
 
 def _dynamic_mat_mul(part: _Part) -> None:
     names = [part.unused(what) for what in ("quantized", "scale", "zero")]
     part.nodes.append(make_node("DynamicQuantizeLinear", [part.input(0)], names))
     x, scale, zero = names
-    _to_float(part, x, zero, scale, (1, 2, 3), 4)
+    _to_float(part, x, zero, scale, (1, 2, 3), 4, part.node.output[0])
 
 
 def _mat_mul_n_bits(part: _Part) -> None:
@@ -508,6 +518,62 @@ def _unpacked(data: np.ndarray, bits: int) -> np.ndarray:
     return ((data[..., None] >> shifts) & ((1 << bits) - 1)).astype("uint8").reshape(len(data), -1)
 
 
+def _attention(part: _Part) -> None:
+    """Write attention whose queries, keys and values are one product of 8 bits, as ONNX Runtime computes it.
+
+    A mask has a number for each key of a batch, 0 for those that are left out.
+    """
+    mask = part.input(5)
+    other = mask if mask and part.model.ranks.get(mask) != 2 else ""
+    present = _at(part.node.output, 1)
+    of_inputs = {"a mask of another rank than 2": other, "a past": part.input(8), "a present": present}
+    of_attributes = "unidirectional", "do_rotary"
+    given = [what for what, name in of_inputs.items() if name]
+    given += [f"{name}=1" for name in of_attributes if part.attributes.get(name, 0)]
+    if given:
+        raise NotImplementedError(
+            f"{label_of(part.node)}: {' and '.join(given)} is not supported; {_BEFORE_FUSION}"
+        )
+    weight, heads = part.weight(1), part.attributes["num_heads"]
+    if weight.ndim != 2 or weight.shape[1] % (3 * heads):
+        raise ValueError(
+            f"{label_of(part.node)}: its weights are of shape {weight.shape}; expected columns for the "
+            f"queries, keys and values of {heads} heads: export the model again"
+        )
+    width = weight.shape[1] // 3 // heads
+    scale = part.attributes.get("scale", 0.0) or width**-0.5
+
+    def constant(value, dtype: str) -> str:
+        return part.add("Constant", value=from_array(np.array(value, dtype)))
+
+    def reshaped(x: str, *shape: int, output: str = "") -> str:
+        return part.add("Reshape", x, constant(shape, "int64"), output=output)
+
+    operands = part.input(0), part.input(6), part.input(3), (1, 4, 7), 2
+    product = _to_float(part, *operands, output=part.unused("product"))
+    all_heads = part.add("Transpose", reshaped(product, 0, 0, 3, heads, width), perm=[2, 0, 3, 1, 4])
+    queries, keys, values = (part.add("Gather", all_heads, constant(n, "int64"), axis=0) for n in range(3))
+    scores = part.add("MatMul", queries, part.add("Transpose", keys, perm=[0, 1, 3, 2]))
+    scores = part.add("Mul", scores, constant(scale, "float32"))
+    if mask:
+        ends = constant(0, "float32"), constant(part.attributes.get("mask_filter_value", -1e4), "float32")
+        added = part.add("Where", part.add("Cast", mask, to=onnx.TensorProto.BOOL), *ends)
+        scores = part.add("Add", scores, reshaped(added, 0, 1, 1, -1))
+    weights = part.add("Softmax", scores, axis=-1)
+    result = part.add("Transpose", part.add("MatMul", weights, values), perm=[0, 2, 1, 3])
+    reshaped(result, 0, 0, heads * width, output=part.node.output[0])
+
+
+_BEFORE_FUSION = "quantize the model as it was before ONNX Runtime fused its operators"
+
+
+def _refused(remedy: str) -> Callable[[_Part], None]:
+    def rule(part: _Part) -> None:
+        raise NotImplementedError(f"{label_of(part.node)} is not supported; {remedy}")
+
+    return rule
+
+
 def _own_domain(part: _Part) -> None:
     """Write ONNX Runtime's operator, of 16 bits in older opsets, as ONNX's own, which has them since 21."""
     part.add(part.node.op_type, *part.node.input, output=part.node.output[0], **part.attributes)
@@ -531,6 +597,9 @@ _MICROSOFT_RULES = {
     "MatMulIntegerToFloat": _integer_to_float,
     "DynamicQuantizeMatMul": _dynamic_mat_mul,
     "MatMulNBits": _mat_mul_n_bits,
+    "QAttention": _attention,
+    "QEmbedLayerNormalization": _refused(_BEFORE_FUSION),
+    "DynamicQuantizeLSTM": _refused("quantize the model without it: op_types_to_quantize without LSTM"),
 }
 _RULES = {
     ("", "QLinearConv"): _conv,
