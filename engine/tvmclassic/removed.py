@@ -35,15 +35,6 @@ def named(owner, names: str) -> dict:
     return {name: getattr(owner, name) for name in names.split()}
 
 
-def refusal(reason: str):
-    """Return a function that raises NotImplementedError with `reason`, whatever its arguments."""
-
-    def refuse(*_args, **_kwargs):
-        raise NotImplementedError(reason)
-
-    return refuse
-
-
 def missing(module: str, name: str, others) -> str:
     """Return the error message for `module.name`; `others` are the names that the module has."""
     path = f"{module}.{name}".removeprefix("tvm.").split(".")

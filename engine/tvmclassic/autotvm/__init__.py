@@ -8,8 +8,15 @@ tuner     measuring, the four tuners, the progress line, the graph tuners
 
 from tvmfast.compiler.records import shipped
 
-from ..removed import named, refusal
+from ..removed import named
 from . import record, space, task, template, tuner
+
+
+def _topi_is_gone(*_args, **_kwargs):
+    raise NotImplementedError(
+        "autotvm.register_topi_compute: TOPI has no schedules of its own since TVM 0.20; make a task of the "
+        "computation and its schedule with @autotvm.template"
+    )
 
 
 def _tophub(target, extra_files=None) -> record.ApplyHistoryBest:
@@ -29,11 +36,7 @@ _GRAPH = dict.fromkeys(("DPTuner", "PBQPTuner"), tuner.GraphTuner)
 _BEST = "apply_history_best ApplyHistoryBest apply_graph_best ApplyGraphBest"
 _APPLY = dict.fromkeys(_BEST.split(), record.ApplyHistoryBest)
 _TEMPLATES = named(template, "template get_config")
-_TOPI_IS_GONE = refusal(
-    "autotvm.register_topi_compute: TOPI has no schedules of its own since TVM 0.20; make a task of the "
-    "computation and its schedule with @autotvm.template"
-)
-_NOT_SERVED = dict.fromkeys(("register_topi_compute", "register_topi_schedule"), _TOPI_IS_GONE)
+_NOT_SERVED = dict.fromkeys(("register_topi_compute", "register_topi_schedule"), _topi_is_gone)
 
 NAMESPACES = {
     "tvm.autotvm": {

@@ -70,7 +70,7 @@ class _WriteRecords(ms.measure_callback.PyMeasureCallback):
         state.update([record.call_seconds for record in measured])
         self.bars.update(task_id, state)
         if len(candidates):  # TVM measures an empty batch, too
-            self.session.after(task_id)
+            self.session.tell(True, task_id)
 
 
 @derived_object
@@ -141,7 +141,7 @@ class _Search(ms.search_strategy.PySearchStrategy):
         fresh = [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
         batch = [each for each, _ in zip(fresh, self.left, strict=False)]
         if batch:
-            self.session.before(self.number)
+            self.session.tell(False, self.number)
         return batch
 
     def notify_runner_results(self, *given: Any) -> None:

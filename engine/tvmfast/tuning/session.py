@@ -1,6 +1,8 @@
 """`tn.tune`: the loop over a network's tasks, from the records to the best configs that the trials allow."""
 
 import contextlib
+import functools
+import json
 import logging
 import math
 import os
@@ -182,9 +184,8 @@ class Session:
     tuners: dict[Workload, Tuner] = field(default_factory=dict, init=False)  # of the search, by workload
     started: float = field(default_factory=clock.monotonic)
     known: list[Record] = field(default_factory=list)  # of the target, in the file and new
-    # Called with a task's number before and after each of its batches.
-    before: Callable[[int], None] = field(default=lambda number: None)
-    after: Callable[[int], None] = field(default=lambda number: None)
+    # Called around each batch, with whether it was measured, and its task's number.
+    tell: Callable[[bool, int], None] = field(default=lambda is_measured, number: None)
     _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
     def __post_init__(self) -> None:
@@ -213,11 +214,15 @@ class Session:
         else:
             self.search(tuner, runner, transfer, seed)
 
-    def go_beyond(self, trials: int) -> None:
-        """Have the search measure so many trials beyond those that are known, and seed it anew."""
+    def go_beyond(self, trials: int, others: Iterable[Record] = ()) -> None:
+        """Have the search measure so many trials beyond those known, `others` too, and seed it anew."""
+        distinct: dict[tuple, Record] = {}
+        for record in (*self.known, *others):
+            if record.target == self._target_key:
+                distinct.setdefault((record.workload, records.key(record.config), record.final), record)
+        self.known = list(distinct.values())
         workloads = {task.workload for task in self.tasks}
-        known = (r for r in self.known if r.workload in workloads and not r.final)
-        self.earlier = len({(record.workload, records.key(record.config)) for record in known})
+        self.earlier = sum(record.workload in workloads and not record.final for record in self.known)
         self.trials = self.earlier + trials
 
     def search(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
@@ -237,10 +242,10 @@ class Session:
         self._take_in(self.known)
         with Bars(self.states, self.trials) as bars:
             while (number := self._next()) is not None:
-                self.before(number)
+                self.tell(False, number)
                 self._take_in(self._batch(number, runner))
                 bars.update(number, self.states[number])
-                self.after(number)
+                self.tell(True, number)
 
     def _next(self) -> int | None:
         """Return the number of the task that gets the next batch."""
@@ -337,6 +342,58 @@ class Session:
             rows.append((task, state.trials, min(default, default=None), best))
         seconds = clock.monotonic() - self.started
         return Tuning(rows, self.network, str(self.log.path), self.interrupted, seconds)
+
+
+def search_beyond(
+    tasks: list[Task],
+    path: str | os.PathLike,
+    others: Iterable[Record],
+    trials: int,
+    early_stopping: int | None,
+    runner: Runner,
+    seed: int | None,
+    tell: Callable[[bool, int, dict[int, Progress]], None],
+) -> None:
+    """Measure configs beyond those that are known, of tasks with and without a rule, all for one target.
+
+    The trials are shared out by the numbers of tasks with a rule, which the tuner xgb searches for, and of
+    those without one, which MetaSchedule searches for.
+
+    Args:
+        tasks: one or more.
+        path: the file of records to go on from, and to append each batch to.
+        others: records from elsewhere that the search begins with.
+        trials: new ones, of all tasks.
+        early_stopping: ends a task after this many trials in a row without improvement.
+        runner: where to measure.
+        seed: as of `tune`.
+        tell: called around each batch, with whether it was measured, its task's number, and the progress of
+            all tasks of its kind by number.
+
+    Raises:
+        ValueError: for no tasks, tasks for several targets, or a target that `runner` cannot measure for.
+    """
+    targets = {task.target for task in tasks}
+    if len(targets) != 1:
+        raise ValueError(f"expected tasks, all for one target; got {len(tasks)} for {len(targets)}")
+    target = tvm.target.Target(json.loads(targets.pop()))
+    if runner.machine is None and (reason := cannot_run(target)):
+        raise ValueError(f"this machine cannot measure for {target}: {reason}; measure on another by RPC")
+    by_search = [number for number, task in enumerate(tasks) if task.workload.by_metaschedule]
+    by_rule = [number for number in range(len(tasks)) if number not in by_search]
+    share = trials * len(by_search) // len(tasks)
+    for tuner, numbers, count in (("xgb", by_rule, trials - share), ("metaschedule", by_search, share)):
+        if numbers and count:
+            with contextlib.closing(Log(path)) as log:  # another one, which reads all lines again
+                session = Session([tasks[number] for number in numbers], target, log, count, early_stopping)
+                states = dict(zip(numbers, session.states, strict=True))
+                session.tell = functools.partial(_tell_of, tell, numbers, states)
+                session.go_beyond(count, others)
+                session.run(tuner, runner, True, seed)
+
+
+def _tell_of(tell: Callable, numbers: list[int], states: dict, is_measured: bool, place: int) -> None:
+    tell(is_measured, numbers[place], states)
 
 
 # ---------------------------------------------------------------- the best few configs, measured again
