@@ -1,6 +1,5 @@
 """`tvm.lower`, `tvm.build` and `today` of schedules of tensor expressions; those for GPUs; what is refused, by name."""
 
-
 import numpy as np
 import pytest
 import tvm

@@ -1,6 +1,7 @@
 """`tvm.contrib.tedd`: the graphs of TE schedules, their nodes and edges worked out by hand."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from old_api import enabled  # noqa: F401 (a fixture)
@@ -27,7 +28,7 @@ def graph(draw, s):
 
 
 def chain(*labels):
-    return set(zip(labels, labels[1:], strict=False))
+    return set(pairwise(labels))
 
 
 T = r"(16, 16) float32"
@@ -49,7 +50,7 @@ def test_cache_stages_and_factored_sums_are_in_the_data_flow():
     from tvm.contrib import tedd
 
     s, a, _, c, d = product()
-    shared = s.cache_read(a, "shared", [c])
+    s.cache_read(a, "shared", [c])
     local = s.cache_write(c, "local")
     s[local].compute_at(s[d], s[d].op.axis[0])
     s[c].compute_inline()
