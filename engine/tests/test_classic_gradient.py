@@ -167,7 +167,7 @@ def test_a_reshaped_tensors_derivative_is_no_sum(rng):
     assert not sums_over(by)
     x = tensor(12)
     (by,) = check([x], te.compute((4, 3), lambda i, j: tirx.exp(x[i * 3 + j]), name="y"), rng)
-    assert np.prod(sums_over(by) or [1]) <= 3
+    assert not sums_over(by)
 
 
 def test_elements_are_gathered(rng):

@@ -159,7 +159,7 @@ def _counted(op, sums) -> list:
 
 def _find_loads(name: str, value, slope, conditions: list, reached: set[int], found: list) -> None:
     """Add to `found` loads of what is reached: with the derivative by each, and the conditions of that."""
-    if not _reads(value, reached):
+    if not any(key(load.args[0].op) in reached for load in _loads_in(value)):
         return
     is_call = isinstance(value, tvm.ir.Call)
     if is_call and is_load(value):
@@ -183,10 +183,10 @@ def _find_loads(name: str, value, slope, conditions: list, reached: set[int], fo
         _find_loads(name, part, by, conditions if when is None else [*conditions, when], reached, found)
 
 
-def _reads(value, reached: set[int]) -> bool:
+def _loads_in(value) -> list:
     calls: list = []
     tvm_ffi.structural_walk(value, [(tvm.ir.Call, calls.append)])
-    return any(is_load(call) and key(call.args[0].op) in reached for call in calls)
+    return list(filter(is_load, calls))
 
 
 def _reaching(op, axes: list, load, by, conditions: list, slope, head, rank: int):
@@ -210,7 +210,7 @@ def _reaching(op, axes: list, load, by, conditions: list, slope, head, rank: int
             if key(axis.var) in solved:
                 place = solved[key(axis.var)]
                 inside += [place >= axis.dom.min, place < axis.dom.min + axis.dom.extent]
-        inside = [bounds.simplify(each) for each in inside if not bounds.can_prove(each)]
+        inside = [each for each in inside if _loads_in(each) or not bounds.can_prove(each)]
         y = head(*to, *(names[key(axis.var)] for axis in op.axis))
         value, zero = _replaced(by, names | {key(slope): y}), tirx.const(0, str(tensor.dtype))
         for condition in reversed(conditions):
@@ -223,13 +223,11 @@ def _reaching(op, axes: list, load, by, conditions: list, slope, head, rank: int
 
 def _solved(indices: list, axes: list, at) -> dict[int, object]:
     """Solve the equations of `indices` and `at`: return expressions of axes, by key; others are left."""
-    variables = [axis.var for axis in axes]
-    if not all(len(tvm.sym.detect_linear_equation(index, variables)) for index in indices):
-        domains = {axis.var: axis.dom for axis in axes if any(_has(index, axis.var) for index in indices)}
-        iterators = tvm.sym.detect_iter_map(indices, domains, True, "bijective").indices
-        if len(iterators):
-            inverse = tvm.sym.inverse_affine_iter_map(iterators, list(at))
-            return {key(var): place for var, place in inverse.items()}
+    domains = {axis.var: axis.dom for axis in axes if any(_has(index, axis.var) for index in indices)}
+    iterators = tvm.sym.detect_iter_map(indices, domains, True, "bijective").indices if domains else ()
+    if len(iterators):
+        inverse = tvm.sym.inverse_affine_iter_map(iterators, list(at))
+        return {key(var): place for var, place in inverse.items()}
     solved: dict[int, object] = {}
     left = list(axes)
     for index, to in zip(indices, at, strict=True):
@@ -240,8 +238,12 @@ def _solved(indices: list, axes: list, at) -> dict[int, object]:
             n = max(ones, key=lambda n: constant(left[n].dom.extent) or math.inf)
             axis = left.pop(n)
             rest = _replaced(index, {key(axis.var): tirx.const(0, str(axis.var.ty))})
-            place = {key(axis.var): tvm.sym.Analyzer().simplify((to - rest) * constant(factors[n]))}
-            solved = {of: _replaced(each, place) for of, each in solved.items()} | place
+            place = (to - rest) * constant(factors[n])
+            place = (
+                place if _loads_in(place) else tvm.sym.Analyzer().simplify(place)
+            )  # no analyzer takes loads
+            new = {key(axis.var): place}
+            solved = {of: _replaced(each, new) for of, each in solved.items()} | new
     return solved
 
 
@@ -252,11 +254,16 @@ def _has(value, var) -> bool:
 
 
 def _copies(axes) -> list:
-    return [IterVar(axis.dom, Var(name_of(axis), str(axis.var.ty)), REDUCE) for axis in axes]
+    """Return reduction axes as long as these, which begin at 0."""
+    ranges = [tvm.ir.Range.from_min_extent(tirx.const(0, str(axis.var.ty)), axis.dom.extent) for axis in axes]
+    return [
+        IterVar(dom, Var(name_of(axis), str(axis.var.ty)), REDUCE)
+        for dom, axis in zip(ranges, axes, strict=True)
+    ]
 
 
 def _by_key(axes, copies) -> dict[int, object]:
-    return {key(axis.var): copy.var for axis, copy in zip(axes, copies, strict=True)}
+    return {key(axis.var): axis.dom.min + copy.var for axis, copy in zip(axes, copies, strict=True)}
 
 
 def _replaced(value, names: dict[int, object]):

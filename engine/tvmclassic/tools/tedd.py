@@ -43,7 +43,7 @@ def viz_schedule_tree(sch, show_svg=False, dot_file_path="", output_dot_string=F
         nodes[id(stage)] = [stage.name, *_place(stage)]
         for place, axis in zip(places, stage.leaf_iter_vars, strict=True):
             thread = stage.threads.get(key(axis))
-            kind = thread.thread_tag if thread else stage.kinds.get(key(axis))
+            kind = thread.thread_tag if thread is not None else stage.kinds.get(key(axis))
             nodes[place] = [name_of(axis), _length(axis), *([kind] if kind else [])]
         edges.extend(itertools.pairwise([above, id(stage), *places]))
         for other in sch.stages:
