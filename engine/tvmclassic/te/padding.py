@@ -42,9 +42,7 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
     for op in ops:
         if reduced_of(op) and constant(op.body[0].condition) != 1:  # which te.create_prim_func leaves out
             if whole:
-                raise Unsupported(
-                    f"te: {op.name}: no sum has a `where` beside te.extern; choose what it sums"
-                )
+                raise Unsupported(f"te: {op.name}: no sum has a `where` beside te.extern: use tirx.Select")
             sums.setdefault(key(op), {})
     for tensor in [*outputs, *(tensor for op in ops for tensor in op.input_tensors)]:
         if isinstance(tensor.op, te.ComputeOp) and len(tensor.op.body) > 1 and not reduced_of(tensor.op):
