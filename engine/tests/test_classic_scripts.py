@@ -251,7 +251,6 @@ def test_a_tvm_that_has_relay_is_left_alone(python, tmp_path):
         ("te.SpecializedCondition", "TensorIR has no schedules under a condition"),
         ("te.schedule.InferBound", r"tvm\.te\.schedule\.InferBound: bounds are inferred when"),
         ("auto_scheduler.LayoutRewriteOption", r"tvm\.auto_scheduler\.LayoutRewriteOption: weights of a task stay"),
-        ("auto_scheduler.task_scheduler.PrintTableInfo", "read that with auto_scheduler.load_records"),
         ("target.mali", r"no tvm\.target\.mali"),
         ("contrib.pipeline_executor", r"tvm\.contrib\.pipeline_executor: the pipeline executor was dropped"),
         ("contrib.graph_exectuor", "near names: graph_executor"),

@@ -608,3 +608,31 @@ def test_a_hint_on_a_loop_that_is_split_later_is_forgotten_as_tvm_did():
     s[c].parallel(c.op.axis[0])
     s[c].split(c.op.axis[0], 8)
     assert loops(s, [a, b, c]) == chain("8", "8")
+
+
+def test_sums_have_conditions(rng):
+    x = te.placeholder((6,), name="x")
+    k, l = te.reduce_axis((0, 6), "k"), te.reduce_axis((0, 6), "l")  # noqa: E741
+    y = te.compute((3,), lambda i: te.sum(x[k] * x[i], axis=k, where=k > i), name="y")
+    smallest = te.comm_reducer(
+        lambda a, b: (tvm.tirx.Select(a[1] <= b[1], a[0], b[0]), te.min(a[1], b[1])),
+        lambda place, of: (tvm.tirx.const(-1, place), te.max_value(of)),
+    )
+    place, least = te.compute((3,), lambda i: smallest((l, x[l]), axis=l, where=l >= 2 * i), name="least")
+    array = rng.standard_normal(6).astype("float32")
+    s = te.create_schedule([y.op, place.op])
+    s[y].split(s[y].op.reduce_axis[0], 2)
+    results = [tvm.nd.empty((3,), dtype) for dtype in ("float32", "int32", "float32")]
+    tvm.build(s, [x, y, place, least], "llvm")(tvm.nd.array(array), *results)
+    wide = array.astype("float64")
+    close(
+        results[0].numpy(),
+        np.array([wide[i + 1 :].sum() * wide[i] for i in range(3)]),
+        6,
+        scale=2 * np.abs(wide).max() ** 2,
+    )
+    assert results[1].numpy().tolist() == [2 * i + int(np.argmin(array[2 * i :])) for i in range(3)]
+    assert results[2].numpy().tolist() == [array[2 * i :].min() for i in range(3)]
+    f = te.extern((3,), [y], lambda ins, outs: tvm.tirx.call_packed("f", *ins, *outs), "f", "float32")
+    with pytest.raises(Unsupported, match="y: no sum has a `where` beside te.extern"):
+        tvm.lower(te.create_schedule(f.op), [x, f])

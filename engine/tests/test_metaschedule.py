@@ -123,6 +123,19 @@ def test_the_same_call_goes_on(tuned, imported, tmp_path, monkeypatch):
     assert len({records.key(each.config) for each in trials}) == len(trials), "a trace was measured twice"
 
 
+def test_it_stops_early(tuned, imported, tmp_path, monkeypatch):
+    monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
+    monkeypatch.setattr(metaschedule, "_BATCH", 2)
+    path = tmp_path / "stopped.jsonl"
+    (task,) = metaschedule.tasks(*imported)
+    first = next(each for each in records.read(tuned[0]) if each.config["family"] == "metaschedule" and not each.error)
+    unbeaten = records.new_record(task.workload, task.target, first.config, (1e-12,))
+    path.write_text(f"{tuned[0].read_text()}{unbeaten}\n")
+    options = {"tuner": "metaschedule", "records": path, "seed": SEED, "early_stopping": 1}
+    summary = tvmfast.tune(*imported, trials=TRIALS + 40, **options)
+    assert TRIALS + 1 < summary.rows[0][1] <= TRIALS + 3, "it measures a batch, and no second one"
+
+
 def test_a_choice_that_is_known_adds_no_trials(tuned, imported, tmp_path, monkeypatch):
     monkeypatch.setattr(session.Session, "finish", lambda *_: None)  # what follows the search
     (task,) = metaschedule.tasks(*imported)

@@ -10,13 +10,14 @@ relay           `tvm.relay`: expressions, operators, text format, passes, builds
 autotvm         `tvm.autotvm`
 auto_scheduler  `tvm.auto_scheduler`
 te              TE schedules, `tvm.lower`, `tvm.build`
-tools           `tvm.driver.tvmc` and `tvm.contrib.relay_viz`
+tools           `tvm.driver.tvmc`, `tvm.contrib.relay_viz` and `tvm.contrib.tedd`
 graph_executor  the graph executor and its debugger
 targets         target strings, target helpers, and devices, as scripts write them
 context         `PassContext` with Relay's pass names and removed options
 script          `tvm.script.tir`, the TVMScript of up to 0.21
 blas            `tvm.contrib.cblas` with NumPy's BLAS
 expressions     `te.extern`, `te.scan`, `te.decl_tensor_intrin`
+gradient        `te.gradient`
 runtime         compiled modules with their old methods
 tir             functors of TensorIR, the IR builder, rules for intrinsics
 topi_schedules  `topi.generic` and `topi.x86`

@@ -121,7 +121,7 @@ def _check_step(at: str, op, states: set[int], known: set[int], given) -> None:
         raise NotImplementedError(f"{at}: {op.name}: expected a te.compute with one result")
     loads: list = []
     tvm_ffi.structural_walk(list(op.body), [(tvm.ir.Call, lambda call: loads.append(call))])
-    for load in filter(_is_load, loads):
+    for load in filter(is_load, loads):
         source, index = load.args[0].op, load.args[1]
         if key(source) in known:
             ago = constant(tvm.sym.Analyzer().simplify(op.axis[0].var - index))
@@ -263,13 +263,13 @@ def _on_buffers(value, buffers: dict, replaced: dict):
     """Return an expression that reads `buffers`, by `_of` of the tensors, with variables `replaced`."""
 
     def load(call):
-        return BufferLoad(buffers[_of(call.args[0])], call.args[1:]) if _is_load(call) else call
+        return BufferLoad(buffers[_of(call.args[0])], call.args[1:]) if is_load(call) else call
 
     value = tvm_ffi.structural_map(value, [(tvm.ir.Call, load)], order="pre")
     return tvm_ffi.structural_map(value, [(tvm.ir.Var, lambda var: replaced.get(key(var), var))])
 
 
-def _is_load(call) -> bool:
+def is_load(call) -> bool:
     """Return whether a call reads an element of a tensor: te.tensor_load(tensor, *indices)."""
     return len(call.args) > 0 and isinstance(call.args[0], te.Tensor)
 

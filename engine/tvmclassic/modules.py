@@ -15,7 +15,7 @@ from . import auto_scheduler, autotvm, graph_executor, remote, script, targets, 
 from .relay import build, frontend, functor, ir, ops, quantize, rewrites, sparsity, testing, transform, ty, vm
 from .removed import StubModule, named
 from .te import names as te_names
-from .tools import relay_viz, tvmc, tvmc_command
+from .tools import relay_viz, tedd, tvmc, tvmc_command
 
 try:
     import tvm.testing.utils
@@ -134,6 +134,7 @@ def spaces() -> dict[str, dict]:
         "tvm.contrib.debugger.debug_runtime": debugger,
         "tvm.contrib.download": {"download": download, "download_testdata": download_testdata},
         **relay_viz.NAMESPACES,
+        **tedd.NAMESPACES,
         **{f"tvm.contrib.{old}": _public(f"tvm.support.{new}") for old, new in SUPPORT.items()},
         **dict.fromkeys(("tvm.nd", "tvm.ndarray", "tvm.runtime.ndarray"), arrays),
         "tvm.module": {"load": load_module, "enabled": tvm.runtime.enabled},

@@ -5,7 +5,7 @@ import inspect
 import tvm
 import tvm.rpc
 
-from . import context, expressions, remote, runtime, script, struct_info, targets, tir
+from . import context, expressions, gradient, remote, runtime, script, struct_info, targets, tir
 from .modules import TESTING, install_request_hook, load_module
 from .relay import ir, transform, vm
 from .removed import missing
@@ -24,6 +24,7 @@ def patches() -> list[tuple[object, str, object]]:
         *_devices(),
         *te_names.patches(),
         *expressions.patches(),
+        (tvm.te, "gradient", gradient.gradient),
         *script.patches(),
         *struct_info.patches(),
         *tir.patches(),

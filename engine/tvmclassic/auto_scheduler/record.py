@@ -1,22 +1,18 @@
 """Files of records, a `Record` of `tvmfast.compiler.records` in each line, and builds with the best of them.
 
-Lines are appended a batch at a time and flushed to disk: a kill costs the batch that is being measured.
 Nothing in a file runs as code: `tvmfast.compiler.schedule.trace` says what a trace may hold.
 """
 
 import json
-import warnings
 from collections import namedtuple
 
 import tvm
 
 from tvmfast.compiler import records
-from tvmfast.compiler.records import Record
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
 from tvmfast.core import machine
-from tvmfast.core.errors import Forbidden
 
-from ..autotvm.record import ApplyHistoryBest as _ApplyHistoryBest
+from ..autotvm import record as of_autotvm
 from ..autotvm.task import target_of
 
 MeasureInput = namedtuple("MeasureInput", ["task", "state", "record"])  # a ComputeDAG applies the state
@@ -31,47 +27,42 @@ def key_of(workload) -> str:
     return workload.name if isinstance(workload, Kernel) else json.dumps(workload.as_dict())
 
 
-def read(path) -> list[Record]:
-    """Read a file of records; what a killed process did not finish is left out with a warning.
+def read(path) -> list[records.Record]:
+    """Read a file of records as `tvmfast.compiler.records.read` does, which warns of torn lines.
 
-    Raises:
-        OSError: It cannot be read.
-        ValueError: A line, whose number it gives, is no record, or would do more than schedule a kernel.
+    Raises OSError if it cannot be read, and ValueError for a line, whose number it gives, that is no record
+    or would do more than schedule a kernel.
     """
-    with records.open_records(path, "rb") as file, records.locked(file, shared=True):
+    with records.open_records(path, "rb") as file:
         lines = file.read().decode(errors="replace").splitlines()
-    found = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = records.parse(line)
-        except Forbidden as error:
-            raise ValueError(f"{path}, line {number}: refused: {error}") from None
-        cut_off = record == "torn" and (line.startswith(_OPENING) or _OPENING.startswith(line))
-        if isinstance(record, Record):
-            found.append(record)
-        elif cut_off or record not in ("torn", "of another format"):
-            warnings.warn(f"{path}, line {number}: left out ({record})", stacklevel=3)
-        else:
+        if not (line.startswith(_OPENING) or _OPENING.startswith(line.strip())):
             raise ValueError(
                 f"{path}, line {number}: expected a record of auto_scheduler.RecordToFile, which begins with "
                 f"{_OPENING}; got {line[:60]!r}. Records of TVM up to 0.19 name schedules that are gone: "
                 "tune again, into another file"
             )
-    return found
+    return records.read(path)
+
+
+def fastest(filename, fits, target: str | None) -> records.Record | None:
+    """Return a file's fastest record of a workload that fits, of `target` if it has one; None if none ran."""
+    ran = [record for record in records.best(read(filename)).values() if fits(record.workload)]
+    here = [record for record in ran if record.target == target]
+    return min(here or ran, key=lambda record: record.call_seconds, default=None)
 
 
 def load_records(filename):
     """Yield (MeasureInput, MeasureResult) of each record of a file; raises as `read` does."""
-    for record in read(filename):
-        task = Measured(key_of(record.workload), tvm.target.Target(json.loads(record.target)))
-        failed = record.error is not None
-        result = [float("inf")] if failed else list(record.seconds), 8 * failed, record.error or ""
-        yield (
-            MeasureInput(task, record.config, record),
-            MeasureResult(*result, sum(record.seconds), record.time),
-        )
+    yield from map(_measured, read(filename))
+
+
+def _measured(record: records.Record) -> tuple[MeasureInput, MeasureResult]:
+    task = Measured(key_of(record.workload), tvm.target.Target(json.loads(record.target)))
+    costs = list(record.seconds) or [float("inf")]
+    code = of_autotvm.MeasureErrorNo.UNKNOWN_ERROR if record.error else of_autotvm.MeasureErrorNo.NO_ERROR
+    result = MeasureResult(costs, code, record.error or "", sum(record.seconds), record.time)
+    return MeasureInput(task, record.config, record), result
 
 
 def load_best_record(filename, workload_key=None, target=None, include_compatible=False) -> tuple:
@@ -79,14 +70,12 @@ def load_best_record(filename, workload_key=None, target=None, include_compatibl
 
     With a `target`, those of other targets come in only where it has none.
     """
-    ran = [(inp, result) for inp, result in load_records(filename) if not result.error_no]
-    fitting = [pair for pair in ran if workload_key in (None, pair[0].task.workload_key)]
     wanted = target and machine.target_json(target_of(target, "auto_scheduler"))
-    here = [pair for pair in fitting if pair[0].record.target == wanted]
-    return min(here or fitting, key=lambda pair: pair[0].record.call_seconds, default=(None, None))
+    best = fastest(filename, lambda workload: workload_key in (None, key_of(workload)), wanted)
+    return (None, None) if best is None else _measured(best)
 
 
-class ApplyHistoryBest(_ApplyHistoryBest):
+class ApplyHistoryBest(of_autotvm.ApplyHistoryBest):
     """A context in which `relay.build` takes the best schedules of a file, or of several.
 
     The build is tvmfast's, whose kernels `extract_tasks` lists. A record decides the config of a kernel that

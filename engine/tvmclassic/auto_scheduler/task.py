@@ -1,33 +1,33 @@
-"""Search tasks, of a workload or of a network's kernels; the options of a search, and the search."""
+"""Search tasks, of a workload or of a network's kernels; the options of a search, the search, callbacks."""
 
-import contextlib
-import copy
+import dataclasses
 import json
 import os
+import shutil
 import tempfile
+import time
+import weakref
 from collections import namedtuple
 from pathlib import Path
 
 import tvm
 
 from tvmfast import tuning
-from tvmfast.compiler.records import key
 from tvmfast.compiler.schedule.workloads.kernel import Kernel
 from tvmfast.core import machine
-from tvmfast.runtime.compiled import cannot_run
-from tvmfast.tuning import metaschedule
-from tvmfast.tuning.session import Log, Session
-from tvmfast.tuning.task import Progress, all_tasks
+from tvmfast.tuning import metaschedule, session
+from tvmfast.tuning.task import all_tasks
 
 from ..autotvm import tuner
 from ..autotvm.task import target_of
-from ..autotvm.tuner import LocalBuilder as LocalBuilder
 from ..context import without_instruments
 from ..relay.build import relax_of
-from .record import RecordToFile, key_of, read
+from .record import RecordToFile, fastest, key_of, read
 from .workload import ComputeDAG, make_workload_key
 
-_ROUND = 16  # trials from one look at early_stopping to the next
+PreloadMeasuredStates = namedtuple("PreloadMeasuredStates", ["filename"])  # have a search begin with records
+_NOT_MEASURED = 1e10  # the seconds of a task without a schedule that ran
+_ROW = "| {:>3} | {:<40.40} | {:>12} | {:>14} | {:>6} |"
 
 
 class LocalRunner(tuner.LocalRunner):
@@ -56,7 +56,7 @@ class TuningOptions:
     """Options of a search: `num_measure_trials` schedules to measure, beyond those in the file of records.
 
     It ends after `early_stopping` trials of each task without a faster schedule. `measure_callbacks` has one
-    RecordToFile, or none, which loses the records in the end.
+    RecordToFile, or none, and then the records live as long as the options.
     """
 
     def __init__(
@@ -69,9 +69,13 @@ class TuningOptions:
         if num_measure_trials < 1:
             raise ValueError(f"num_measure_trials: expected 1 or more; got {num_measure_trials}")
         self.num_measure_trials, self.early_stopping = num_measure_trials, max(early_stopping or 0, 0) or None
-        self.builder = LocalBuilder() if builder == "local" else builder
+        self.builder = tuner.LocalBuilder() if builder == "local" else builder
         self.runner = LocalRunner() if runner == "local" else runner
-        self.file = callbacks[0].filename if callbacks else None
+        if not callbacks:
+            folder = tempfile.mkdtemp()
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            callbacks = [RecordToFile(f"{folder}/records.json")]
+        self.file = callbacks[0].filename
 
 
 class XGBModel:
@@ -83,10 +87,6 @@ class XGBModel:
     def update_from_file(self, file_name, n_lines=None) -> None:
         """Have the search begin with the records of a file, as `PreloadMeasuredStates` does."""
         self.files.append(os.fspath(file_name))
-
-
-RandomModel = XGBModel  # what old scripts give by default
-PreloadMeasuredStates = namedtuple("PreloadMeasuredStates", ["filename"])  # have a search begin with records
 
 
 class SketchPolicy:
@@ -102,40 +102,130 @@ class SketchPolicy:
         self.files += getattr(program_cost_model, "files", [])
 
 
+class TaskSchedulerCallback:
+    """The base class of callbacks: hears of each batch of a task before and after it is measured."""
+
+    def pre_tune(self, task_scheduler, task_id) -> None:
+        """Do nothing."""
+
+    post_tune = pre_tune
+
+
+class PrintTableInfo(TaskSchedulerCallback):
+    """Prints a table before each batch: of each task the fastest schedule's time and rate, and the trials."""
+
+    def pre_tune(self, task_scheduler, task_id) -> None:
+        """Print the table."""
+        print(_ROW.format("ID", "Task", "Latency (ms)", "Speed (GFLOPS)", "Trials"))
+        state = zip(task_scheduler.tasks, task_scheduler.best_costs, task_scheduler.task_cts, strict=True)
+        for number, (task, seconds, trials) in enumerate(state):
+            told = f"{seconds * 1e3:.3f}", f"{task.today.operations / seconds / 1e9:.2f}"
+            told = told if seconds < _NOT_MEASURED else ("-", "-")
+            print(_ROW.format(number, task.desc or task.workload_key, *told, trials))
+
+
+class LogEstimatedLatency(TaskSchedulerCallback):
+    """Appends a line to a new file after each batch: seconds so far, milliseconds of the network, trials.
+
+    The network's time is the sum of its tasks' best times their weights, or N/A until each task has one.
+    """
+
+    def __init__(self, log_file):
+        self.log_file = Path(log_file)
+        self.log_file.unlink(missing_ok=True)
+
+    def post_tune(self, task_scheduler, task_id) -> None:
+        """Append the line."""
+        best = task_scheduler.best_costs
+        total = sum(w * seconds for w, seconds in zip(task_scheduler.task_weights, best, strict=True))
+        latency = f"{total * 1e3:.3f}" if max(best) < _NOT_MEASURED else "N/A"
+        spent, trials = time.time() - task_scheduler.tic, sum(task_scheduler.task_cts)
+        with open(self.log_file, "a") as file:
+            file.write(f"ElapsedTime(s)\t{spent:.0f}\tEstimatedLatency(ms)\t{latency}\tTrials\t{trials}\n")
+
+
+class TaskScheduler:
+    """A search over tasks for one target, whose trials go where they promise to save most.
+
+    `task_weights` are the calls of each in the network, 1 by default; `load_log_file` is a file of records,
+    or several, to begin with; `callbacks` are by default none, as progress bars tell the same.
+    `best_costs` has the seconds of each task's fastest schedule, 1e10 without one, `task_cts` the trials of
+    each, with those in the records, and `tic` the time at which the search began, as `time.time` has it.
+    """
+
+    def __init__(
+        self, tasks, task_weights=None, objective_func=None, strategy="gradient", load_model_file=None,
+        load_log_file=None, alpha=0.2, beta=2, gamma=0.5, backward_window_size=3, callbacks=None,
+    ):  # fmt: skip
+        if objective_func is not None:
+            raise NotImplementedError("TaskScheduler: objective_func: give task_weights")
+        if load_model_file:
+            raise NotImplementedError("load_model_file: a cost model learns from records: give load_log_file")
+        self.tasks, self.task_weights = list(tasks), list(task_weights or [1] * len(tasks))
+        self._files = [load_log_file] if isinstance(load_log_file, str | os.PathLike) else load_log_file or []
+        self.callbacks, self.tic = list(callbacks or []), time.time()
+        self.best_costs, self.task_cts = [_NOT_MEASURED] * len(self.tasks), [0] * len(self.tasks)
+
+    def tune(
+        self, tune_option: TuningOptions, search_policy="default", search_policy_params=None,
+        adaptive_training=False, per_task_early_stopping=None,
+    ) -> None:  # fmt: skip
+        """Measure schedules, and append each batch to the options' file, from which the search also goes on.
+
+        A task ends after `per_task_early_stopping` trials without a faster schedule, by default the options'
+        `early_stopping`. Raises ValueError for no tasks, several targets, one that is not measured here, or a
+        bad file.
+        """
+        policy = SketchPolicy(None) if isinstance(search_policy, str | None) else search_policy
+        if not isinstance(policy, SketchPolicy):
+            raise NotImplementedError(f"search_policy: expected a SketchPolicy; got {type(policy).__name__}")
+        own = [tune_option.file] if os.path.exists(tune_option.file) else []  # first: it may be a bad one
+        files = dict.fromkeys(map(os.path.realpath, (*own, *self._files, *policy.files)))
+        known = [record for each in files for record in read(each)]
+        weighted = zip(self.tasks, self.task_weights, strict=True)
+        todays = [dataclasses.replace(task.today, count=max(1, round(w))) for task, w in weighted]
+        runner = tune_option.runner.open(tune_option.builder.timeout)
+        limits = tune_option.num_measure_trials, per_task_early_stopping or tune_option.early_stopping
+        self.tic = time.time()
+        session.search_beyond(todays, tune_option.file, known, *limits, runner, policy.seed, self._tell)
+
+    def _tell(self, is_measured: bool, task_id: int, states: dict) -> None:
+        """Take over the progress of tasks, and tell the callbacks of a batch of one."""
+        for number, state in states.items():
+            if state.best:
+                self.best_costs[number] = min(state.best[-1], _NOT_MEASURED)
+                self.task_cts[number] = state.trials
+        for callback in self.callbacks:
+            (callback.post_tune if is_measured else callback.pre_tune)(self, task_id)
+
+
 class SearchTask:
     """A computation to schedule for a CPU: `func` is a registered workload or its name, `args` its arguments.
 
     Instead, give the `workload_key` that they have, or a `compute_dag`, with a key as its name in records.
+    `today` is a task of tvmfast, a network's kernel, whose `compute_dag` is text.
     """
 
     def __init__(
         self, func=None, args=None, compute_dag=None, workload_key=None, target=None, target_host=None,
-        hardware_params=None, layout_rewrite_option=None, task_inputs=None, *_, desc="", **_others,
+        hardware_params=None, layout_rewrite_option=None, task_inputs=None, *_, desc="", today=None, **_more,
     ):  # fmt: skip
         if task_inputs:
             raise NotImplementedError("SearchTask: task_inputs: what is measured gets random arrays")
         if func is not None:
             workload_key = make_workload_key(func, args or ())
-        dag = ComputeDAG(workload_key) if compute_dag is None else compute_dag
-        workload = Kernel.of(dag.func, workload_key or dag.tensors[-1].op.name)
-        self._set(
-            tuning.Task(workload, 1, machine.target_json(target_of(target, "auto_scheduler"))), dag, desc
-        )
-
-    def _set(self, today: tuning.Task, dag: ComputeDAG | str, desc: str) -> "SearchTask":
-        self.today, self.compute_dag, self.desc = today, dag, desc  # text for a network's kernel
+        if today is None:
+            compute_dag = ComputeDAG(workload_key) if compute_dag is None else compute_dag
+            workload = Kernel.of(compute_dag.func, workload_key or compute_dag.tensors[-1].op.name)
+            today = tuning.Task(workload, 1, machine.target_json(target_of(target, "auto_scheduler")))
+        else:
+            compute_dag = today.workload.func.script() if today.workload.by_metaschedule else str(today)
+        self.today, self.compute_dag, self.desc = today, compute_dag, desc
         self.workload_key, self.target = key_of(today.workload), tvm.target.Target(json.loads(today.target))
-        return self
-
-    @classmethod
-    def of_kernel(cls, today: tuning.Task) -> "SearchTask":
-        """Make the task of a network's kernel, which prints as its TensorIR or as a line."""
-        func = getattr(today.workload, "func", None)
-        return cls.__new__(cls)._set(today, func.script() if func else str(today), str(today))
 
     def tune(self, tuning_options: TuningOptions, search_policy=None, adaptive_training=False) -> None:
-        """Search, and append to the options' file of records, from which it also goes on; see `search`."""
-        search([self], [1], tuning_options, search_policy)
+        """Search, as `TaskScheduler.tune` does with several tasks."""
+        TaskScheduler([self]).tune(tuning_options, search_policy)
 
     def apply_best(self, log_file, include_compatible=False, layout_rewrite_option=None) -> tuple:
         """Return the fastest schedule of a file and the tensors: what `tvm.lower` and `tvm.build` take.
@@ -144,24 +234,20 @@ class SearchTask:
         """
         if isinstance(self.compute_dag, str):
             raise NotImplementedError(
-                f"apply_best: {self.desc} is a kernel of a network; relay.build takes its best schedule "
-                "under auto_scheduler.ApplyHistoryBest"
+                "apply_best: a network's kernel: relay.build takes it under auto_scheduler.ApplyHistoryBest"
             )
         return self.compute_dag.apply_steps_from_state(self._best(log_file))
 
     def print_best(self, log_file, print_mode="schedule") -> str:
         """Return the fastest schedule of a file as Python; raises as `apply_best` does."""
-        if print_mode != "schedule":
-            raise NotImplementedError(f"print_best: expected print_mode 'schedule'; got {print_mode!r}")
         state, dag = self._best(log_file), self.compute_dag
         return str(state) if isinstance(dag, str) else dag.print_python_code_from_state(state)
 
     def _best(self, log_file) -> dict:
-        mine = [r for r in read(log_file) if r.workload == self.today.workload and not r.error]
-        if not mine:
+        best = fastest(log_file, lambda workload: workload == self.today.workload, self.today.target)
+        if best is None:
             raise RuntimeError(f"{log_file}: no schedule of {self.workload_key} that ran; tune it first")
-        here = [record for record in mine if record.target == self.today.target]
-        return min(here or mine, key=lambda record: record.call_seconds).config
+        return best.config
 
 
 @without_instruments()
@@ -175,7 +261,7 @@ def extract_tasks(mod, params=None, target=None, *_, include_simple_tasks=False,
     found = all_tasks(*relax_of(mod, params), target_of(target, "auto_scheduler"))
     if not include_simple_tasks:
         found = [t for t in found if not t.workload.by_metaschedule or metaschedule.reduces(t.workload.func)]
-    return [SearchTask.of_kernel(task) for task in found], [task.count for task in found]
+    return [SearchTask(today=task, desc=str(task)) for task in found], [task.count for task in found]
 
 
 def create_task(func, args, target, target_host=None, hardware_params=None) -> SearchTask:
@@ -186,84 +272,8 @@ def create_task(func, args, target, target_host=None, hardware_params=None) -> S
 def auto_schedule(task: SearchTask, search_policy=None, tuning_options=None) -> tuple:
     """`auto_scheduler.auto_schedule` of TVM 0.7: search, and return the best schedule and the tensors.
 
-    The policy comes second and options third, or, as there, by name. Raises ValueError without options, which
-    say how many schedules to measure, and what `search` and `apply_best` raise.
+    Raises what `TuningOptions`, which has to say how many trials, `tune` and `apply_best` raise.
     """
-    if tuning_options is None:
-        raise ValueError("auto_schedule: give tuning_options=TuningOptions(num_measure_trials=…)")
-    with tempfile.TemporaryDirectory() as folder:
-        options = copy.copy(tuning_options)
-        options.file = options.file or f"{folder}/records.json"
-        task.tune(options, search_policy)
-        return task.apply_best(options.file)
-
-
-class TaskScheduler:
-    """A search over tasks for one target, whose trials go where they promise to save most.
-
-    `task_weights` are the calls of each in the network, 1 by default; `load_log_file` is a file of records,
-    or several, to begin with.
-    """
-
-    def __init__(self, tasks, task_weights=None, objective_func=None, *_, load_log_file=None, **_others):
-        if objective_func is not None:
-            raise NotImplementedError("TaskScheduler: objective_func: give task_weights")
-        self.tasks, self.task_weights = list(tasks), list(task_weights or [1] * len(tasks))
-        self._files = [load_log_file] if isinstance(load_log_file, str | os.PathLike) else load_log_file or []
-
-    def tune(self, tune_option: TuningOptions, search_policy="default", *_, **_others) -> None:
-        """Search, and append to the options' file of records, from which it also goes on; see `search`."""
-        policy = None if isinstance(search_policy, str) else search_policy
-        search(self.tasks, self.task_weights, tune_option, policy, self._files)
-
-
-def search(tasks, weights, options: TuningOptions, policy: SketchPolicy | None = None, files=()) -> None:
-    """Measure schedules of tasks, and append each batch to the file of `options` at once.
-
-    Raises ValueError for no tasks, several targets, one that this machine cannot run, or a bad file.
-    """
-    if policy is not None and not isinstance(policy, SketchPolicy):
-        raise NotImplementedError(f"search_policy: expected a SketchPolicy; got {type(policy).__name__}")
-    if len({task.today.target for task in tasks}) != 1:
-        raise ValueError("auto_scheduler: expected tasks, all for one target")
-    target, seed = tasks[0].target, policy and policy.seed
-    if not options.runner._where and (reason := cannot_run(target)):
-        raise ValueError(f"this machine cannot measure for {target}: {reason}; give an RPCRunner")
-    weighted = zip(tasks, weights, strict=True)
-    todays = [tuning.Task(t.today.workload, max(1, round(w)), t.today.target) for t, w in weighted]
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        file = Path(options.file or f"{folder}/records.json").resolve()
-        others = {Path(each).resolve() for each in (*files, *(policy.files if policy else ()))} - {file}
-        known = [record for each in others for record in read(each)]
-        if file.exists():
-            read(file)  # a bad file is an error before anything is measured
-        log = stack.enter_context(contextlib.closing(Log(file)))
-        runner, left = options.runner.open(options.builder.timeout), options.num_measure_trials
-        by_search = [task for task in todays if task.workload.by_metaschedule]
-        by_rule = [task for task in todays if not task.workload.by_metaschedule]
-        share = left - left * len(by_search) // len(todays)  # of the tasks by rule
-        for group, trials in ((by_rule, share), (by_search, left - share)):
-            if group and trials:
-                session = Session(group, target, log, 0, options.early_stopping)
-                session.known += [record for record in known if record.target == group[0].target]
-                _search(session, runner, trials, seed, group is by_rule)
-
-
-def _search(session: Session, runner, trials: int, seed: int | None, by_rule: bool) -> None:
-    """Measure so many schedules more; MetaSchedule's search runs in rounds if it may stop early."""
-    workloads = {task.workload for task in session.tasks}
-    known = (r for r in session.known if r.workload in workloads and not r.final)
-    done = len({(record.workload, key(record.config)) for record in known})
-    end, stop, before = done + trials, session.early_stopping, -1
-    if by_rule:
-        session.trials = end
-        session.search("xgb", runner, True, seed)
-        return
-    while before < done < end:
-        session.states = [Progress(task) for task in session.tasks]
-        session.trials, session.earlier = min(end, done + _ROUND) if stop else end, done  # for another seed
-        metaschedule.search(session, runner, seed)
-        before, done = done, session.done
-        if stop and all(state.trials - state.last_gain >= stop for state in session.states):
-            return
+    options = tuning_options or TuningOptions()
+    task.tune(options, search_policy)
+    return task.apply_best(options.file)

@@ -1,20 +1,20 @@
 """The registry of workloads, functions that return tensors; their computations, and schedules of these."""
 
+import functools
 import json
 import operator
-import re
 
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from tvmfast.compiler.schedule.rules import RULES
-from tvmfast.core import annotations
+from tvmfast.tuning import metaschedule
+
+from ..autotvm.template import as_tuple
+from ..te.ops import key
 
 _FUNCTIONS: dict = {}
 _place = operator.attrgetter("__module__", "__qualname__")
-_DECLARED = re.compile(r"^\w+ = T\.(?:Buffer|\w+)\(.*\)\n", re.M)  # above a statement in TVMScript
-_INDEX = re.compile(r"\bv_(\w)")
 
 
 def register_workload(func_name, f=None, override=False):
@@ -24,38 +24,45 @@ def register_workload(func_name, f=None, override=False):
     """
     if callable(func_name):
         func_name, f = func_name.__name__, func_name
-
-    def register(function):
-        before = _FUNCTIONS.get(func_name, function)
-        if not override and _place(before) != _place(function):  # a notebook's cell may run again
-            raise RuntimeError(
-                f"register_workload: {before.__module__} has a workload {func_name!r} already; choose "
-                "another name, or say override=True"
-            )
-        _FUNCTIONS[func_name] = function
-        return function
-
-    return register if f is None else register(f)
+    if f is None:
+        return functools.partial(register_workload, func_name, override=override)
+    before = _FUNCTIONS.get(func_name, f)
+    if not override and _place(before) != _place(f):  # a notebook's cell may run again
+        raise RuntimeError(
+            f"register_workload: {before.__module__} has a workload {func_name!r} already; choose another "
+            "name, or say override=True"
+        )
+    _FUNCTIONS[func_name] = f
+    return f
 
 
 def make_workload_key(func, args) -> str:
     """Return the JSON of a workload's name and its arguments: numbers, strings and tuples."""
-    return json.dumps([func if isinstance(func, str) else func.__name__, *args])
+    return json.dumps(as_tuple([func if isinstance(func, str) else func.__name__, *args]))
+
+
+def _tensors_of(workload_key: str):
+    try:
+        name, *args = json.loads(workload_key)
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"workload_key: expected what auto_scheduler.make_workload_key returns; got {workload_key!r:.200}"
+        ) from None
+    if name not in _FUNCTIONS:
+        raise ValueError(f"auto_scheduler: no workload {name!r}; put @auto_scheduler.register_workload on it")
+    return _FUNCTIONS[name](*map(as_tuple, args))
 
 
 class ComputeDAG:
-    """The computation of tensors, inputs first, or of a workload's key; it prints as equations.
+    """The computation of tensors, inputs first, or of a workload's key: in TensorIR, `func`, as it prints.
 
-    `func` is the computation in TensorIR; "layout_free_placeholders" has no effect: weights stay as they are.
+    The attribute "layout_free_placeholders" of a computation has no effect: weights stay as they are.
     """
 
     def __init__(self, compute):
         tensors = _tensors_of(compute) if isinstance(compute, str) else compute
-        tensors = [tensors] if isinstance(tensors, te.Tensor) else tensors
         if not isinstance(tensors, list | tuple) or not all(isinstance(t, te.Tensor) for t in tensors):
-            raise TypeError(
-                f"expected the tensors of a computation, inputs and outputs; got {tensors!r:.200}"
-            )
+            raise TypeError(f"expected the tensors of a computation, in and out; got {tensors!r:.200}")
         self.tensors = list(tensors)
         self.func = te.create_prim_func(self.tensors).without_attr("layout_free_buffers")
 
@@ -69,8 +76,7 @@ class ComputeDAG:
 
         Raises ScheduleError if the state, of a record, is that of another computation.
         """
-        sch, rule = Schedule(tvm.IRModule({"main": self.func})), RULES["metaschedule"]
-        rule.schedule(sch, rule.config(state))
+        sch = metaschedule.scheduled(tvm.IRModule({"main": self.func}), state)
         return Scheduled(sch, self.tensors), self.tensors
 
     def print_python_code_from_state(self, state: dict) -> str:
@@ -78,15 +84,7 @@ class ComputeDAG:
         return str(self.apply_steps_from_state(state)[0].schedule.trace)
 
     def __repr__(self) -> str:
-        lines = []
-        for tensor in self.tensors:
-            if isinstance(tensor.op, te.PlaceholderOp):
-                lines.append(f"{tensor.op.name} = PLACEHOLDER [{', '.join(map(str, tensor.shape))}]")
-        sch = Schedule(tvm.IRModule({"main": self.func}))
-        for block in annotations.blocks_of(sch):
-            text = _DECLARED.sub("", sch.get(block).body.script().rstrip() + "\n")
-            lines += _INDEX.sub(r"\1", text).splitlines()
-        return "\n".join([*lines, ""])
+        return self.func.script()
 
 
 class Scheduled:
@@ -97,27 +95,9 @@ class Scheduled:
 
     def lowered(self, args) -> tvm.IRModule:
         """Return the module with the function "main", of `args`: the tensors that came with the schedule."""
-        pairs = zip(args, self._tensors, strict=False)
-        same = [isinstance(arg, te.Tensor) and arg.same_as(own) for arg, own in pairs]
-        if len(args) != len(self._tensors) or not all(same):
+        if list(map(key, args)) != list(map(key, self._tensors)):
             raise ValueError(
                 f"args: expected the {len(self._tensors)} tensors that came with the schedule, as they came; "
                 f"got {len(args)}: {args!r:.200}"
             )
         return self.schedule.mod
-
-
-def _tensors_of(workload_key: str):
-    try:
-        name, *args = json.loads(workload_key)
-    except (ValueError, TypeError):
-        raise ValueError(
-            f"workload_key: expected what auto_scheduler.make_workload_key returns; got {workload_key!r:.200}"
-        ) from None
-    if name not in _FUNCTIONS:
-        raise ValueError(f"auto_scheduler: no workload {name!r}; put @auto_scheduler.register_workload on it")
-    return _FUNCTIONS[name](*map(_as_tuple, args))
-
-
-def _as_tuple(value):
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

@@ -93,16 +93,17 @@ def _found(name: str, args):
 def key_of(name: str, args) -> tuple[str, str]:
     """Return the key of a template's task. Raises TypeError for arguments that JSON does not have."""
     try:
-        return name, json.dumps(_as_tuple(args))
+        return name, json.dumps(as_tuple(args))
     except TypeError as error:
         raise TypeError(
             f"template {name}: expected numbers, strings and tuples as arguments; {error}"
         ) from None
 
 
-def _as_tuple(value):
+def as_tuple(value):
+    """Return a value with tuples for lists, and Python's numbers for NumPy's."""
     if isinstance(value, list | tuple):
-        return tuple(map(_as_tuple, value))
+        return tuple(map(as_tuple, value))
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -118,7 +119,7 @@ class TemplateTask:
     """
 
     def __init__(self, name: str, args, target: tvm.target.Target):
-        self.name, self.args, self.target = name, _as_tuple(tuple(args)), target
+        self.name, self.args, self.target = name, as_tuple(tuple(args)), target
         self.kwargs, self.target_host = {}, None
         self.key, self.target_key = key_of(name, self.args), machine.target_json(target)
         self.config_space = TemplateSpace()

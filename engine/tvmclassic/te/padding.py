@@ -3,7 +3,7 @@
 Where the loops that `rfactor` splits off leave a rest, TensorIR keeps the last steps out by a condition, and
 `compute_at` of the factored block drops it, without a word; so does the store of a sum that threads share. So
 the sum gets as many steps as the splits want before it becomes a function of TensorIR: those beyond the end
-add the identity of the reduction.
+add the identity of the reduction. So do those that the `where` of a sum leaves out.
 """
 
 import tvm
@@ -12,6 +12,7 @@ from tvm import te
 from tvm.tirx import IterVar
 
 from .ops import REDUCE, constant, key, ordered, reduced_of
+from .stage import Unsupported
 from .steps import CacheWrite, Fuse, RFactor, Split
 
 
@@ -37,10 +38,15 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
                 sums.setdefault(key(op), {}).update(multiples)
     outputs = [arg for arg in args if isinstance(arg, te.Tensor)]
     ops, read = ordered([output.op for output in outputs]), {}
+    whole = any(isinstance(op, te.ExternOp) for op in ops)  # what its function reads is not rewritten
+    for op in ops:
+        if reduced_of(op) and constant(op.body[0].condition) != 1:  # which te.create_prim_func leaves out
+            if whole:
+                raise Unsupported(f"te: {op.name}: no sum has a `where` beside te.extern: use tirx.Select")
+            sums.setdefault(key(op), {})
     for tensor in [*outputs, *(tensor for op in ops for tensor in op.input_tensors)]:
         if isinstance(tensor.op, te.ComputeOp) and len(tensor.op.body) > 1 and not reduced_of(tensor.op):
             read.setdefault(key(tensor.op), set()).add(int(tensor.value_index))
-    whole = any(isinstance(op, te.ExternOp) for op in ops)  # what its function reads is not rewritten
     single = {} if whole else {of: min(index) for of, index in read.items() if len(index) == 1}
     if not sums and not single:
         return args, {}
@@ -59,8 +65,8 @@ def pad(schedule, args: list) -> tuple[list, dict[int, int]]:
         if any(key(tensor.op) in made for tensor in op.input_tensors):
             body = [tvm_ffi.structural_map(value, [(te.Tensor, new)]) for value in body]
             made[key(op)] = te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, body)
-        if key(op) in sums and len(body) == 1:
-            body = [_padded(body[0], sums[key(op)])]
+        if key(op) in sums:
+            body = _padded(body, sums[key(op)])
             made[key(op)] = te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, body)
     old = {key(op): of for of, op in made.items()}
     return [new(arg) if isinstance(arg, te.Tensor) else arg for arg in args], old
@@ -90,9 +96,10 @@ def _leaves_rest(axis: IterVar, multiple: int | None) -> bool:
     return bool(multiple) and multiple > 1 and (extent is None or extent % multiple != 0)
 
 
-def _padded(value, multiples: dict[int, int | None]):
-    """Return a sum over axes of these multiples."""
-    axes, inside = [], []
+def _padded(body: list, multiples: dict[int, int | None]) -> list:
+    """Return a sum, or its results, over axes of these multiples, and without a condition."""
+    value = body[0]
+    axes, inside = [], [value.condition]
     for axis in value.axis:
         first, extent, multiple = axis.dom.min, axis.dom.extent, multiples.get(key(axis))
         if _leaves_rest(axis, multiple):
@@ -100,5 +107,7 @@ def _padded(value, multiples: dict[int, int | None]):
             whole = tvm.ir.Range.from_min_extent(first, (extent + (multiple - 1)) // multiple * multiple)
             axis = IterVar(whole, axis.var, axis.iter_type)
         axes.append(axis)
-    source = tvm.tirx.if_then_else(tvm.tirx.all(*inside), value.source[0], value.combiner.identity_element[0])
-    return tvm.tirx.Reduce(value.combiner, [source], axes, value.condition, 0, value.init)
+    inside, pairs = tvm.tirx.all(*inside), zip(value.source, value.combiner.identity_element, strict=True)
+    parts = tvm.runtime.convert([tvm.tirx.if_then_else(inside, part, nothing) for part, nothing in pairs])
+    axes, true = tvm.runtime.convert(axes), tvm.tirx.const(True, "bool")
+    return [tvm.tirx.Reduce(value.combiner, parts, axes, true, n, value.init) for n in range(len(body))]

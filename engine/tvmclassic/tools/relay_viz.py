@@ -228,19 +228,20 @@ class DotPlotter(_Plotter):
     def render(self, filename: str | None = None) -> None:
         """Write `filename`.gv, by default graph.gv."""
         lines = ["digraph {"]
-        lines += [f"  {kind} [{_dot(attrs)}]" for kind, attrs in self.attrs.items() if attrs]
+        lines += [f"  {kind} [{dot_attributes(attrs)}]" for kind, attrs in self.attrs.items() if attrs]
         for number, graph in enumerate(self._name_to_graph.values()):
-            lines += [f"  subgraph cluster_{number} {{", f"    {_dot({'label': graph.name})}"]
+            lines += [f"  subgraph cluster_{number} {{", f"    {dot_attributes({'label': graph.name})}"]
             for identity, node in graph.nodes.items():
                 attrs = {"label": f"{node.type_name}\n{node.detail}".strip(), **self.get_node_attr(node)}
-                lines.append(f"    n{number}_{identity} [{_dot(attrs)}]")
+                lines.append(f"    n{number}_{identity} [{dot_attributes(attrs)}]")
             for end, starts in graph.reads.items():
                 lines += [f"    n{number}_{start} -> n{number}_{end}" for start in starts]
             lines.append("  }")
         Path(f"{filename or 'graph'}.gv").write_text("\n".join([*lines, "}", ""]))
 
 
-def _dot(attrs: dict) -> str:
+def dot_attributes(attrs: dict) -> str:
+    """Return Graphviz's attributes as DOT has them between brackets."""
     escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
     return ", ".join(f'{name}="{str(value).translate(escapes)}"' for name, value in attrs.items())
 

@@ -69,6 +69,8 @@ class _WriteRecords(ms.measure_callback.PyMeasureCallback):
         self.session.write(measured)
         state.update([record.call_seconds for record in measured])
         self.bars.update(task_id, state)
+        if len(candidates):  # TVM measures an empty batch, too
+            self.session.tell(True, task_id)
 
 
 @derived_object
@@ -97,17 +99,26 @@ def as_config(trace: Any) -> dict:
     return {"family": "metaschedule", "trace": json.loads(text)}
 
 
+def scheduled(mod: tvm.IRModule, config: dict) -> Schedule:
+    """Return the schedule of a module by a record's config; raises ScheduleError if it does not fit."""
+    sch, rule = Schedule(mod), RULES["metaschedule"]
+    rule.schedule(sch, rule.config(config))
+    return sch
+
+
 @derived_object
 class _Search(ms.search_strategy.PySearchStrategy):
     """MetaSchedule's evolution of traces, without those of earlier records, which it may choose again.
 
     TVM asks for a whole batch after one that was not full, and ends after the batch that reaches the number
-    of trials. So all searches take from `left`, an iterator with an element for each trial.
+    of trials. So all searches take from `left`, an iterator with an element for each trial. A search ends
+    after its first batch at the earliest, where task `number` of the session has stopped.
     """
 
-    def __init__(self, known: set[str], left: Iterator):
+    def __init__(self, session: Any, number: int, known: set[str], left: Iterator):
         super().__init__()
-        self.known, self.left = known, left
+        self.session, self.number, self.known, self.left = session, number, known, left
+        self.earlier = session.states[number].trials
         self.evolution = ms.search_strategy.EvolutionarySearch(population_size=_POPULATION)
 
     def _initialize_with_tune_context(self, context: Any) -> None:
@@ -121,18 +132,24 @@ class _Search(ms.search_strategy.PySearchStrategy):
 
     def generate_measure_candidates(self) -> list | None:
         """Return the evolution's candidates that are not known, while trials are left; None at the end."""
+        state = self.session.states[self.number]
+        if state.trials > self.earlier and self.session.has_stopped(state):
+            return None
         found = self.evolution.generate_measure_candidates()
         if found is None:
             return None
         fresh = [each for each in found if records.key(as_config(each.sch.trace)) not in self.known]
-        return [each for each, _ in zip(fresh, self.left, strict=False)]
+        batch = [each for each, _ in zip(fresh, self.left, strict=False)]
+        if batch:
+            self.session.tell(False, self.number)
+        return batch
 
     def notify_runner_results(self, *given: Any) -> None:
         self.evolution.notify_runner_results(*given)
 
     def clone(self) -> "_Search":
         """Return a new search with the same known traces, which takes from the same trials."""
-        return _Search(self.known, self.left)
+        return _Search(self.session, self.number, self.known, self.left)
 
 
 @derived_object
@@ -177,7 +194,7 @@ def search(session: Any, runner: Runner, seed: int | None) -> None:
     left = iter(range(session.trials - session.done))
     with lazy_tensor_intrinsics():
         contexts = []
-        for task in session.tasks:
+        for number, task in enumerate(session.tasks):
             known = {records.key(r.config) for r in session.known if r.workload == task.workload}
             context = ms.TuneContext(
                 mod=tvm.IRModule({"main": task.workload.func}),
@@ -185,7 +202,7 @@ def search(session: Any, runner: Runner, seed: int | None) -> None:
                 task_name=task.workload.name,
                 space_generator=_space(),
                 num_threads=machine.usable_cores() if seed is None else 1,
-                search_strategy=_Search(known, left),
+                search_strategy=_Search(session, number, known, left),
                 rand_state=seeds.randrange(1, 2**31),
             )
             contexts.append(context.clone())
@@ -223,8 +240,6 @@ def search(session: Any, runner: Runner, seed: int | None) -> None:
 
 def _as_tuning_record(record: records.Record, context: Any, database: Any, target: Any) -> Any:
     workload = database.commit_workload(context.mod)
-    sch = Schedule(context.mod)
-    rule = RULES["metaschedule"]
-    rule.schedule(sch, rule.config(record.config))
+    sch = scheduled(context.mod, record.config)
     args = ms.arg_info.ArgInfo.from_entry_func(context.mod, remove_preproc=True)
     return ms.database.TuningRecord(sch.trace, workload, list(record.seconds), target, args)

@@ -1,12 +1,14 @@
 """`tn.tune`: the loop over a network's tasks, from the records to the best configs that the trials allow."""
 
 import contextlib
+import functools
+import json
 import logging
 import math
 import os
 import random
 import time as clock
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -114,10 +116,7 @@ def tune(
         trials = machine.cap_if_quick(trials or _TRIALS * len(tasks), 64)
         session = Session(tasks, target, log, trials, early_stopping)
         try:
-            if tuner == "metaschedule":
-                metaschedule.search(session, runner, seed)
-            else:
-                session.search(tuner, runner, transfer, seed)
+            session.run(tuner, runner, transfer, seed)
             session.finish(mod, params, runner)
         except KeyboardInterrupt:
             session.interrupted = True
@@ -185,6 +184,8 @@ class Session:
     tuners: dict[Workload, Tuner] = field(default_factory=dict, init=False)  # of the search, by workload
     started: float = field(default_factory=clock.monotonic)
     known: list[Record] = field(default_factory=list)  # of the target, in the file and new
+    # Called around each batch, with whether it was measured, and its task's number.
+    tell: Callable[[bool, int], None] = field(default=lambda is_measured, number: None)
     _lost: int = field(default=0, init=False)  # trials in a row that were killed from outside
 
     def __post_init__(self) -> None:
@@ -206,6 +207,24 @@ class Session:
 
     # ------------------------------------------------------------ the search
 
+    def run(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
+        """Search with one of `TUNERS`; with "metaschedule", in which `transfer` changes nothing."""
+        if tuner == "metaschedule":
+            metaschedule.search(self, runner, seed)
+        else:
+            self.search(tuner, runner, transfer, seed)
+
+    def go_beyond(self, trials: int, others: Iterable[Record] = ()) -> None:
+        """Have the search measure so many trials beyond those known, `others` too, and seed it anew."""
+        distinct: dict[tuple, Record] = {}
+        for record in (*self.known, *others):
+            if record.target == self._target_key:
+                distinct.setdefault((record.workload, records.key(record.config), record.final), record)
+        self.known = list(distinct.values())
+        workloads = {task.workload for task in self.tasks}
+        self.earlier = sum(record.workload in workloads and not record.final for record in self.known)
+        self.trials = self.earlier + trials
+
     def search(self, tuner: str, runner: Runner, transfer: bool, seed: int | None) -> None:
         """Measure until the trials are used up, or nothing is left to try.
 
@@ -223,8 +242,10 @@ class Session:
         self._take_in(self.known)
         with Bars(self.states, self.trials) as bars:
             while (number := self._next()) is not None:
+                self.tell(False, number)
                 self._take_in(self._batch(number, runner))
                 bars.update(number, self.states[number])
+                self.tell(True, number)
 
     def _next(self) -> int | None:
         """Return the number of the task that gets the next batch."""
@@ -241,8 +262,12 @@ class Session:
         return chosen
 
     def _is_open(self, state: Progress) -> bool:
-        stopped = self.early_stopping and state.trials - state.last_gain >= self.early_stopping
-        return bool(self.tuners[state.task.workload].left) and not stopped
+        return bool(self.tuners[state.task.workload].left) and not self.has_stopped(state)
+
+    def has_stopped(self, state: Progress) -> bool:
+        """Tell whether the last `early_stopping` trials of a task brought no improvement."""
+        limit = self.early_stopping
+        return limit is not None and state.trials - state.last_gain >= limit
 
     def write(self, measured: list[Record]) -> list[Record]:
         """Write records; return what is new in the file, including records of other processes."""
@@ -317,6 +342,58 @@ class Session:
             rows.append((task, state.trials, min(default, default=None), best))
         seconds = clock.monotonic() - self.started
         return Tuning(rows, self.network, str(self.log.path), self.interrupted, seconds)
+
+
+def search_beyond(
+    tasks: list[Task],
+    path: str | os.PathLike,
+    others: Iterable[Record],
+    trials: int,
+    early_stopping: int | None,
+    runner: Runner,
+    seed: int | None,
+    tell: Callable[[bool, int, dict[int, Progress]], None],
+) -> None:
+    """Measure configs beyond those that are known, of tasks with and without a rule, all for one target.
+
+    The trials are shared out by the numbers of tasks with a rule, which the tuner xgb searches for, and of
+    those without one, which MetaSchedule searches for.
+
+    Args:
+        tasks: one or more.
+        path: the file of records to go on from, and to append each batch to.
+        others: records from elsewhere that the search begins with.
+        trials: new ones, of all tasks.
+        early_stopping: ends a task after this many trials in a row without improvement.
+        runner: where to measure.
+        seed: as of `tune`.
+        tell: called around each batch, with whether it was measured, its task's number, and the progress of
+            all tasks of its kind by number.
+
+    Raises:
+        ValueError: for no tasks, tasks for several targets, or a target that `runner` cannot measure for.
+    """
+    targets = {task.target for task in tasks}
+    if len(targets) != 1:
+        raise ValueError(f"expected tasks, all for one target; got {len(tasks)} for {len(targets)}")
+    target = tvm.target.Target(json.loads(targets.pop()))
+    if runner.machine is None and (reason := cannot_run(target)):
+        raise ValueError(f"this machine cannot measure for {target}: {reason}; measure on another by RPC")
+    by_search = [number for number, task in enumerate(tasks) if task.workload.by_metaschedule]
+    by_rule = [number for number in range(len(tasks)) if number not in by_search]
+    share = trials * len(by_search) // len(tasks)
+    for tuner, numbers, count in (("xgb", by_rule, trials - share), ("metaschedule", by_search, share)):
+        if numbers and count:
+            with contextlib.closing(Log(path)) as log:  # another one, which reads all lines again
+                session = Session([tasks[number] for number in numbers], target, log, count, early_stopping)
+                states = dict(zip(numbers, session.states, strict=True))
+                session.tell = functools.partial(_tell_of, tell, numbers, states)
+                session.go_beyond(count, others)
+                session.run(tuner, runner, True, seed)
+
+
+def _tell_of(tell: Callable, numbers: list[int], states: dict, is_measured: bool, place: int) -> None:
+    tell(is_measured, numbers[place], states)
 
 
 # ---------------------------------------------------------------- the best few configs, measured again

@@ -9,10 +9,11 @@ from typing import Any
 import tvm
 from tqdm.auto import tqdm
 
-from ..compiler import pipeline
+from ..compiler import costs, pipeline
 from ..compiler.build import bind, resolve_target
 from ..compiler.context import BuildContext
 from ..compiler.records import simd_of_key
+from ..compiler.schedule.workloads.kernel import Kernel
 from ..compiler.schedule.workloads.workload import Workload
 from ..core import machine
 from ..core.compat import pass_lock
@@ -46,7 +47,13 @@ class Task:
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of a call, counted 1 each, by the direct method."""
+        """Multiplications and additions of a call, counted 1 each, by the direct method.
+
+        For MetaSchedule what `costs.count` finds: of floating-point numbers, and of integers that are stored.
+        """
+        if isinstance(self.workload, Kernel):
+            counts = costs.count(self.workload.func)
+            return counts["flops"] + counts["int_ops"]
         return 2 * self.workload.macs
 
     @functools.cached_property
