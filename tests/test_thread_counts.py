@@ -12,7 +12,7 @@ from tvmnotes import threads
 def test_threads_are_measured_in_processes_of_their_own(lib, small):
     found = threads.by_threads(lib, small.x, counts=[1], turns=1)
     assert set(found) == {(1, True), (1, False)} and all(t.seconds and min(t.seconds) > 0 for t in found.values())
-    assert list(found.frame().columns) == ["bound (ms)", "bound, speed-up", "not bound (ms)", "not bound, speed-up"]
+    assert list(found.frame().columns) == ["pinned (ms)", "pinned, speed-up", "not pinned (ms)", "not pinned, speed-up"]
 
 
 def test_a_process_gets_its_settings(monkeypatch, tmp_path):

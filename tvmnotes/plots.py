@@ -406,7 +406,7 @@ def by_threads(timings: dict):
     counts = sorted({count for count, _ in timings})
     for bound, color, form in ((True, BLUE, "o-"), (False, ORANGE, "s--")):
         medians = [timings[count, bound].median * 1e3 for count in counts]
-        axes.plot(counts, medians, form, color=color, label="bound to a core" if bound else "not bound")
+        axes.plot(counts, medians, form, color=color, label="pinned to a core" if bound else "not pinned")
     first = min(timings[counts[0], bound].median for bound in (True, False)) * 1e3
     even = [first * counts[0] / count for count in counts]
     axes.plot(counts, even, ":", color="black", label="shared out evenly")

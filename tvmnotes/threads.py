@@ -1,4 +1,4 @@
-"""A network's time against TVM's threads, with each bound to a core or not.
+"""A network's time against TVM's threads, with each pinned to a core or not.
 
     timings = by_threads(lib, x)
     timings                           # a table
@@ -29,7 +29,7 @@ _LIMIT = 600  # seconds in which a process loads the network and runs its round
 
 
 class Threads(Table, dict):
-    """`Timing`s by (threads, bound): the number of threads, and whether each is bound to a core."""
+    """`Timing`s by (threads, bound): the number of threads, and whether each is pinned to a core."""
 
     def frame(self):
         """Make a pandas DataFrame by number of threads: medians in ms, and speed-ups over one thread."""
@@ -37,7 +37,7 @@ class Threads(Table, dict):
 
         rows = {}
         for count in sorted({count for count, _ in self}):
-            for bound, name in ((True, "bound"), (False, "not bound")):
+            for bound, name in ((True, "pinned"), (False, "not pinned")):
                 median = self[count, bound].median
                 rows.setdefault(count, {})[f"{name} (ms)"] = median * 1e3
                 rows[count][f"{name}, speed-up"] = self[min(self)[0], bound].median / median
@@ -51,7 +51,7 @@ class Threads(Table, dict):
 
 
 def by_threads(lib: Compiled, *inputs, counts: Iterable[int] | None = None, turns: int = 5) -> Threads:
-    """Time a network on several numbers of threads, each bound to a core and not bound.
+    """Time a network on several numbers of threads, each pinned to a core and not pinned.
 
     A process for each setting loads the network from a folder; they run alternately, so that what slows the
     machine down for a while slows all.

@@ -73,7 +73,7 @@ def _rewritten(answer, mod: tvm.IRModule, what: str, kept: int, of: str) -> None
 @exercise(
     "05.1",
     "In visit_call_, a call of relax.permute_dims whose argument is bound to another one: "
-    "self.lookup_binding(call.args[0]) says what it is bound to. CanonicalizeBindings and "
+    "if that is a variable, self.lookup_binding says what it is bound to. CanonicalizeBindings and "
     "DeadCodeElimination remove what is left over.",
     "call.attrs.axes are the axes, or None, which reverses them. Of two, axis i of the result is "
     "axis first[second[i]] of the argument; if that is i for each i, return the inner call's argument.",
@@ -110,6 +110,11 @@ def cancelled_transpositions(answer):
         return relax.op.matmul(second, first)
 
     _rewritten(answer, _module(x, shared), "a pair whose first result has another reader", 1, "permute_dims")
+
+    def of_constant(bb, x):
+        return relax.op.add(x, turn(relax.const(np.ones(tuple(map(int, x.ty.shape))[::-1], "float32"))))
+
+    _rewritten(answer, _module(x, of_constant), "a constant that is transposed once", 1, "permute_dims")
 
 
 @exercise(
