@@ -33,7 +33,7 @@ def test_the_figures_show_what_they_are_given(monkeypatch):
     found = threads.Threads({(n, bound): Timing("", [0.008 / n]) for n in (1, 2) for bound in (True, False)})
     bound, free, even = found.plot().axes[0].lines
     assert bound.get_xydata().tolist() == free.get_xydata().tolist() == even.get_xydata().tolist() == [[1, 8], [2, 4]]
-    assert found.frame()["bound, speed-up"].tolist() == [1, 2]
+    assert found.frame()["pinned, speed-up"].tolist() == [1, 2]
 
 
 def test_drawers_are_found_where_no_one_has_imported_plots():
