@@ -104,4 +104,4 @@ def test_00_the_stored_times_are_what_the_text_says():
         order["plain loops"] / order["order"],
         *(order["order"] / order[f"order, {n}"] for n in ("vectorize", "parallel")),
     )
-    assert list(gains) == sorted(gains, reverse=True)
+    assert gains[2] == min(gains) > 1
