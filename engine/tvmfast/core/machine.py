@@ -220,14 +220,19 @@ def _llvm_cpu() -> str:
 def host_target() -> Any:
     """Return the TVM target of this machine: kind llvm, CPU name (znver2 for a znver3 too), usable cores.
 
-    Instruction sets that the CPU's name implies but this machine lacks are disabled.
+    Instruction sets that the CPU's name implies but this machine lacks are disabled. A Zen 4 or 5 whose AVX-512
+    is hidden by a hypervisor is compiled for as a Zen 3: LLVM keeps its tiles of 16 registers in memory, too.
     """
     import tvm  # for speed: `import tvmfast` loads no library
 
-    spec = {"kind": "llvm", "mcpu": _llvm_cpu(), "num-cores": usable_cores()}
-    missing = [isa for isa in target_instruction_sets(spec) if isa not in instruction_sets()]
-    if missing:
-        spec["mattr"] = [f"-{isa}" for isa in missing]
+    cpu, has = _llvm_cpu(), instruction_sets()
+    if cpu in ("znver4", "znver5") and "avx512f" not in has:
+        cpu = COMPILED_AS.get("znver3", cpu)
+    spec = {"kind": "llvm", "mcpu": cpu, "num-cores": usable_cores()}
+    implied = target_instruction_sets(spec)
+    changed = [f"-{isa}" for isa in implied if isa not in has] + [f"+{isa}" for isa in has if isa not in implied]
+    if changed:
+        spec["mattr"] = changed
     _log.debug("the target of this machine: %s", spec)
     return tvm.target.Target(spec)
 
