@@ -69,6 +69,19 @@ def test_the_allocator_is_tvms():
     assert compat.POOLED_ALLOCATOR == tvm.runtime.vm.VirtualMachine.POOLED_ALLOCATOR
 
 
+def test_operators_that_are_named_exist():
+    named = {
+        node.value
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and re.fullmatch(r"(te|prim|tirx?|relax)\.[\w.]*\w", str(node.value))
+    }
+    others = ["relax.const", "relax.nn.conv", "relax.ext.gates"]
+    others += [f"tirx.{name}" for name in ("noalias", "is_scheduled", "dyn_smem_bytes", "add_lower_pass")]
+    known = {*tvm.ir.Op.list_op_names(), *tvm.transform.PassContext.list_configs()}
+    assert len(named & known) > 50 and named - known <= {*others}
+
+
 @pytest.mark.parametrize("name", compat.REGISTERED)
 def test_a_workaround_names_tests_that_exist_or_says_why_not(name):
     tests, reason = compat.REGISTERED[name].tests, compat.REGISTERED[name].reason

@@ -148,6 +148,72 @@ def test_what_is_traced_already_is_not_to_be_traced():
     assert "torch.jit.trace" not in str(raised.value) and "torch.onnx.export" in str(raised.value)
 
 
+def of_sizes(x):
+    """What computes with sizes, which a trace does with tensors."""
+    batch, channels, height, width = x.shape
+    half, spread = height // 2, torch.zeros(batch, 2 * channels, height, width)
+    spread[:, ::2], spread[:, 1:-1:2, 1 - height :] = x, 7.0
+    padded = F.pad(x, (0, (3 - width) % 3 + 1))
+    rows = 2 * x.reshape(batch * channels, -1).view(batch, channels, height * width)
+    return x[:, :, :half] * half + x[:, :, -half:], spread, padded, rows, torch.arange(batch + channels) * (width - 1)
+
+
+def test_sizes_in_a_trace():
+    x, y = random(2, 3, 4, 5), random(4, 3, 4, 5)
+    traced = torch.jit.trace(of_sizes, x)
+    assert_same(traced, x, eager=of_sizes)
+    lib = build(*from_pytorch(traced, {"x": ("batch", 3, 4, 5)}), opt_level=0)
+    for example in (x, y):
+        for got, wanted in zip(lib(example.numpy()), traced(example), strict=True):
+            np.testing.assert_array_equal(got, wanted.numpy())  # products with 2, and sums of two
+
+
+@pytest.mark.parametrize("span", [(0, None, 2), (1, None, 2), (-5, -1, 3), (2, 6, 4), (5, 2, 2), (0, 99, 7)], ids=str)
+def test_a_write_with_a_step(span):
+    part = slice(*span)
+
+    def function(x, y):
+        z = x.clone()
+        z[:, part] = y[:, : len(range(*part.indices(7)))]
+        return z, x.int().slice_scatter(y[:, : len(range(*part.indices(7)))].int(), 1, *span)
+
+    assert_same(apply(function), random(3, 7, 2), random(3, 7, 2))
+
+
+def test_a_write_with_a_step_into_a_dynamic_dim():
+    def function(x):
+        z = x.clone()
+        z[:, 1::2], z[:, ::3] = z[:, 1::2] * 2, 0
+        return z
+
+    lib = build(*from_pytorch(apply(function), {"x": ("batch", Dim("n", 4), 2)}), opt_level=0)
+    for n in (4, 5, 9):
+        x = random(2, n, 2)
+        np.testing.assert_array_equal(lib(x.numpy()), function(x).numpy())
+
+
+class WithDefaults(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, x, y: torch.Tensor | None = None, times: int = 2):
+        return (x * self.weight if y is None else x + y) * times
+
+
+def test_a_scripted_module_whose_inputs_have_defaults():
+    network = torch.jit.script(WithDefaults().eval())
+    assert assert_same(network, random(2, 3))[1].keys() == {"weight"}
+    assert_same(network, random(2, 3), random(2, 3))
+    with pytest.raises(NotImplementedError, match="a frozen or loaded module needs all inputs, also y, times"):
+        from_pytorch(torch.jit.freeze(network), {"x": (2, 3)})
+
+
+def test_a_scripted_lstm_alone_is_refused():
+    with pytest.raises(NotImplementedError, match="scripted LSTM has one forward for tensors and one for packed"):
+        from_pytorch(torch.jit.script(nn.LSTM(3, 2).eval()), {"x": (4, 1, 3)})
+
+
 def test_a_scripted_branch_is_taken_at_run_time():
     class Branch(nn.Module):
         def forward(self, x):

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from agreement import close, reference
 from fake_runner import AVX512, TARGET
 from torch import nn
+from tvm import relax, tirx
 
 import tvmfast
 from tvmfast.compiler import codegen, records
 from tvmfast.compiler.costs import count
+from tvmfast.compiler.schedule.apply import schedule_kernels
 from tvmfast.compiler.schedule.rules import RULES, ScheduleRule, winograd
 from tvmfast.compiler.schedule.workloads.conv2d import Convolution
 from tvmfast.compiler.schedule.workloads.dense import Dense
@@ -307,3 +310,29 @@ def test_a_space_has_every_knob_and_begins_with_the_default_config():
     assert {config["family"] for config in space} == {"conv2d", "winograd"}
     assert {"tile_oh", "tile_ic", "prefetch", "loop_order", "block_oh"} <= {knob for config in space for knob in config}
     assert space[0] == workload.default_config(Simd(16, 32))
+
+
+# ---------------------------------------------------------------- kernels without a workload
+
+PADDED = {
+    "conv3d": nn.Conv3d(3, 5, 3, padding=1),
+    "max pool": nn.MaxPool3d(3, 2, 1),
+    "average pool": nn.AvgPool3d((2, 3, 3), 1, (0, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", PADDED)
+def test_sums_read_padding_from_memory_and_keep_what_they_add_in_registers(case):
+    mod, _ = tvmfast.from_pytorch(PADDED[case].eval(), {"x": (1, 3, 4, 6, 9)})
+    mod = tvm.transform.Sequential([relax.transform.LegalizeOps(), schedule_kernels(HERE)])(mod)
+    blocks, loops = [], []
+    for _, func in mod.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            tvm_ffi.structural_walk(func.body, [(tvm.s_tir.SBlock, blocks.append), (tirx.For, loops.append)])
+    sums = [
+        block for block in blocks if any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in block.iter_vars)
+    ]
+    assert len(sums) == 1 and "if_then_else" not in str(sums[0].body)
+    assert any(loop.kind == tirx.ForKind.UNROLLED for loop in loops) == (
+        case != "max pool"
+    )  # of strided elements, which no vector reads

@@ -21,6 +21,7 @@ from ..schedule.direct_tiles import restored
 from ..schedule.pairs import call_instructions
 from ..schedule.parallel import share_loops
 from . import long_sums
+from .lets import on_stack
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
@@ -29,10 +30,10 @@ def _lowering() -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
     The first of ours adds direct sums for tiles of Winograd's method, and hides floats from the simplifier.
-    The second cuts parallel loops into chunks. It makes `!=` true for NaN, for which TVM's LLVM code is
-    false, and makes maxima and minima keep a NaN. That is free if one operand is a constant, as in a ReLU,
-    because x86's maximum returns its second operand if either is NaN. Otherwise it adds a comparison and a
-    blend.
+    The second cuts parallel loops into chunks, and puts what a `Let` binds on a CPU's stack. It makes `!=`
+    true for NaN, for which TVM's LLVM code is false, and makes maxima and minima keep a NaN. That is free if
+    one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if either is
+    NaN. Otherwise it adds a comparison and a blend.
     """
     lower, *finalize = compilation_pipeline.get_tir_pipeline("s_tir")
     comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -53,7 +54,7 @@ def _lowering() -> tuple:
         "IEEEFloats",
         ieee,
         share_loops,
-        on_llvm=[(extremes, _extreme_on_llvm), *remainders],
+        on_llvm=[(extremes, _extreme_on_llvm), *remainders, (tirx.BufferStore, on_stack)],
         on_x86=denormals,
         on_gpu=[(extremes, _extreme)],
     )

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import itertools
 import logging
+import operator
 import sys
 import threading
 from collections import Counter
@@ -28,6 +29,7 @@ from sympy.logic.boolalg import Boolean, BooleanAtom
 from torch._export.converter import TS2EPConverter
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.jit._recursive import create_script_module
 from torch.utils import _pytree
 from torch.utils._sympy.functions import Max, Min
 from torch.utils._sympy.value_ranges import bound_sympy
@@ -38,6 +40,7 @@ from ...core.specs import TensorSpec
 from ..dynamic.merge import GraphMerge
 from ..dynamic.probing import baseline
 
+aten = torch.ops.aten
 SCRIPTED = torch.jit.ScriptModule | torch.jit.ScriptFunction
 _log = logging.getLogger(__name__)
 _NUMPY = {  # PyTorch's functions in guards
@@ -558,13 +561,64 @@ def unscript(model: torch.jit.ScriptModule | torch.jit.ScriptFunction, examples:
     The converter is internal to torch, and its programs have dynamic shapes, hence the second export in
     `_capture`.
     """
-    return TS2EPConverter(model, examples).convert().module()
+    function = isinstance(model, torch.jit.ScriptFunction)
+    arguments = model.schema.arguments if function else model.forward.schema.arguments[1:]
+    if len(arguments) > len(examples):  # the others have a default, which the converter does not know
+        if not function and not hasattr(model, "_concrete_type"):
+            names = ", ".join(argument.name for argument in arguments[len(examples) :])
+            raise ValueError(f"a frozen or loaded module needs all inputs, also {names}")
+        holder, name = torch.nn.Module(), OF_PROGRAM.removesuffix(".")
+        setattr(holder, name, model)
+        given = ", ".join(argument.name for argument in arguments[: len(examples)])
+        model = create_script_module(holder, lambda _: [], share_types=False).eval()
+        model.define(f"def forward(self, {given}):\n    return self.{name}({given})\n")
+    return _Converter(model, examples).convert().module()
+
+
+_OF_NUMBERS = {
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), operator.add),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), operator.sub),
+    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b: b - a),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), operator.mul),
+    **dict.fromkeys((aten.floor_divide.default, aten.floor_divide.Scalar), operator.floordiv),
+    **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar), operator.mod),
+    aten.neg.default: operator.neg,
+}
+_READ = (aten._local_scalar_dense.default, aten.ScalarImplicit.default, aten.IntImplicit.default)
+
+
+class _Converter(TS2EPConverter):
+    """The converter; numbers that a trace computes of sizes stay numbers, which can be sizes and bounds.
+
+    torch.jit.trace makes a tensor of each size, computes with tensors, and reads the number in the result.
+    """
+
+    def retrace_as_exported_program(self, gm: torch.fx.GraphModule, name_to_constant: dict) -> Any:
+        """Replace numbers that are read from such tensors, before they are exported."""
+        numbers: dict[torch.fx.Node, Any] = {}  # of tensors of rank 0
+        for node in list(gm.graph.nodes):
+            given = [numbers.get(arg) if isinstance(arg, torch.fx.Node) else arg for arg in node.args]
+            if node.op == "get_attr":
+                held = name_to_constant.get(node.target)
+                if isinstance(held, torch.Tensor) and held.dtype == torch.int64 and held.ndim == 0:
+                    numbers[node] = held.item()
+            elif node.target is aten.scalar_tensor:
+                numbers[node] = node.args[0]
+            elif node.target is aten._to_copy.default:  # before the number is read
+                numbers[node] = given[0]
+            elif node.target in _READ and isinstance(given[0], torch.fx.Node):
+                node.replace_all_uses_with(given[0])
+            elif node.target in _OF_NUMBERS and all(type(n) in (int, torch.fx.Node) for n in given):
+                if any(n != 1 for n in (*given[2:], *node.kwargs.values())):  # alpha
+                    continue
+                with gm.graph.inserting_after(node):
+                    numbers[node] = gm.graph.call_function(_OF_NUMBERS[node.target], tuple(given[:2]))
+        return super().retrace_as_exported_program(gm, name_to_constant)
 
 
 # ---------------------------------------------------------------- graph signatures
 # The calls of a program as a list, to compare with those for other dims.
 
-aten = torch.ops.aten
 _UNCHANGED = (aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default)
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _ATTENTION_ARGS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

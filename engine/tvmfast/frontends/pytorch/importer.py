@@ -173,6 +173,11 @@ def _check_model(model: Any) -> None:
             "ExportedProgram; got "
             f"{'the class ' + model.__name__ if inspect.isclass(model) else type(model).__name__}"
         )
+    if isinstance(model, torch.jit.ScriptModule) and not hasattr(model, "forward"):
+        raise NotImplementedError(
+            f"model: a scripted {model.original_name} has one forward for tensors and one for packed "
+            "sequences; import the module itself, or trace it (torch.jit.trace)"
+        )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         require_dense(tensor, f"model: {name!r}")
     if not isinstance(model, ExportedProgram):

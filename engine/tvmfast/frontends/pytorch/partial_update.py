@@ -333,19 +333,35 @@ def _convert(c: Call) -> relax.Expr:
 
 
 def _slice_scatter(c: Call) -> relax.Expr:
-    """Join slices; TVM scatters element by element."""
+    """Join slices, or with a step pick from both tensors; TVM scatters element by element."""
     dim, start, end, step = _slice_scatter_args(c.node)
-    if step != 1:
-        return c.converted("_slice_scatter")
     (x, values), size = c.inputs[:2], c.result_shape[dim]
     start, end, _ = slice(start, end).indices(size)
     if end <= start:
         return x
+    if step != 1:
+        both = c.emit(relax.op.concat([x, c.emit(relax.op.astype(values, x.ty.dtype))], dim))
+        return relax.op.take(both, _places(c, size, start, end, step), dim, mode="clip")
     parts = [c.emit(relax.op.strided_slice(x, [dim], [0], [start]))] if start else []
     parts.append(c.emit(relax.op.astype(values, x.ty.dtype)))
     if end < size:
         parts.append(c.emit(relax.op.strided_slice(x, [dim], [end], [sys.maxsize])))
     return relax.op.concat(parts, dim)
+
+
+def _places(c: Call, size: int, start: int, end: int, step: int) -> relax.Expr:
+    """Return for each index of an axis its own place, or that of a value behind all of them."""
+    if not c.importer.has_dynamic_dims:
+        places = np.arange(size)
+        places[start:end:step] = size + np.arange(len(places[start:end:step]))
+        return relax.const(places, "int64")
+    here = c.emit(relax.op.arange(0, size, 1, "int64"))
+    start, end, step, size = (relax.const(n, "int64") for n in (start, end, step, size))
+    past = c.emit(relax.op.subtract(here, start))
+    on_step = relax.op.equal(c.emit(relax.op.floor_mod(past, step)), relax.const(0, "int64"))
+    between = relax.op.logical_and(relax.op.greater_equal(here, start), relax.op.less(here, end))
+    behind = relax.op.add(c.emit(relax.op.floor_divide(past, step)), size)
+    return c.emit(relax.op.where(relax.op.logical_and(between, on_step), behind, here))
 
 
 CONVERTERS = {"partial_update.default": _convert, "slice_scatter.default": _slice_scatter}

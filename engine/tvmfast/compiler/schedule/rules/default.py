@@ -88,7 +88,10 @@ def _nest(sch, block, lanes):
             vector = True
         inner = [row]
     if reduced:
-        sch.reorder(*outer, *reduced, *inner)
+        window = [] if vector or not inner else _last(sch, reduced)
+        sch.reorder(*outer, *reduced[: len(reduced) - len(window)], *inner, *window)
+        for loop in window:
+            sch.unroll(loop)
         if vector:  # the accumulators stay in a register
             stored = sch.cache_write(block, 0, "local")
             sch.reverse_compute_at(stored, outer[-1])
@@ -131,6 +134,16 @@ def _first(sch, loops) -> list:
     return loops
 
 
+def _last(sch, loops) -> list:
+    """Return the innermost loops that are few iterations together: unrolled, they sum in registers."""
+    iterations = 1
+    for count, loop in enumerate(reversed(loops)):
+        iterations *= _extent(sch, loop) if _static(sch, loop) else _UNROLLED + 1
+        if iterations > _UNROLLED:
+            return loops[len(loops) - count :]
+    return loops
+
+
 def _tests_padding(sch, block, lanes) -> bool:
     """Return whether a reduction reads a block that tests each element for padding: do not inline it.
 
@@ -141,7 +154,7 @@ def _tests_padding(sch, block, lanes) -> bool:
     if blocked or not any(_reduces(sch, b) for b in sch.get_consumers(block)):
         return False
     tvm_ffi.structural_walk(node.body, (tvm.ir.Call, calls.append))
-    return any(getattr(call.op, "name", "") == "tirx.if_then_else" for call in calls)
+    return any(getattr(call.op, "name", "") == "prim.if_then_else" for call in calls)
 
 
 def _explodes(sch, block) -> bool:
