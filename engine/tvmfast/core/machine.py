@@ -220,8 +220,8 @@ def _llvm_cpu() -> str:
 def host_target() -> Any:
     """Return the TVM target of this machine: kind llvm, CPU name (znver2 for a znver3 too), usable cores.
 
-    Instruction sets that the CPU's name implies but this machine lacks are disabled. A Zen 4 or 5 whose AVX-512
-    is hidden by a hypervisor is compiled for as a Zen 3: LLVM keeps its tiles of 16 registers in memory, too.
+    Instruction sets that the CPU's name implies but this machine lacks are disabled. A Zen 4 or 5 whose
+    AVX-512 is hidden by a hypervisor is taken for a Zen 3: LLVM keeps its tiles in memory, too.
     """
     import tvm  # for speed: `import tvmfast` loads no library
 
@@ -230,8 +230,8 @@ def host_target() -> Any:
         cpu = COMPILED_AS.get("znver3", cpu)
     spec = {"kind": "llvm", "mcpu": cpu, "num-cores": usable_cores()}
     implied = target_instruction_sets(spec)
-    changed = [f"-{isa}" for isa in implied if isa not in has] + [f"+{isa}" for isa in has if isa not in implied]
-    if changed:
+    lacking = [f"-{isa}" for isa in implied if isa not in has]
+    if changed := lacking + [f"+{isa}" for isa in has if isa not in implied]:
         spec["mattr"] = changed
     _log.debug("the target of this machine: %s", spec)
     return tvm.target.Target(spec)
