@@ -10,5 +10,6 @@ ieee754          NaN, infinities, signed zeros and denormals, in kernels and in 
 long_sums        sums of many addends, in blocks
 norms            group, instance and layer norms in two passes
 quantize         numbers in 8 bits: a half is rounded to the even neighbour
+scan             running sums and products
 scatter          scatters by an index that is smaller than the data
 """
