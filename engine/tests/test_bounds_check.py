@@ -8,13 +8,17 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+import tvm
 from agreement import close, reference
 from emulated_gpu import run_emulated
 from onnx import TensorProto, helper, parser
 from testing import Function
 from torchvision.ops import roi_align
+from tvm import relax
+from tvm.relax import op as R
 
 import tvmfast
+from tvmfast.core.bounds_check import checked
 
 X = np.random.default_rng(15).random((4, 5), "float32")
 ROW = torch.ones(1, 5)
@@ -244,3 +248,78 @@ def test_saved_networks_and_builds_for_a_gpu_check_as_well(tmp_path, python):
     np.testing.assert_array_equal(run_emulated(*model, X, np.array([3, -1])), X[[3, 3]])
     with pytest.raises(IndexError, match="^index: expected an index from -4 to 3, got 4$"):
         run_emulated(*model, X, np.array([3, 4]))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_an_index_or_k_that_is_larger_than_its_data_where_dims_are_dynamic(level):
+    n, m = (tvm.tirx.Var(name, "int64") for name in "nm")
+    shapes = {"x": ((n, 5), "float32"), "i": ((m, 2), "int64"), "u": ((m, m), "float32"), "z": ((3, n), "float32")}
+    x, i, u, z = inputs = [relax.Var(name, relax.TensorType(*each)) for name, each in shapes.items()]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            results = R.gather_elements(x, i, 1), R.scatter_elements(x, i, u, 1), R.topk(z, 3, ret_type="indices")
+            results = builder.emit_output(relax.Tuple([builder.emit(each) for each in results]))
+        builder.emit_func_output(results)
+    mod = builder.get()
+    mod["main"] = mod["main"].with_attr("num_input", 4)
+    net = tvmfast.build(mod, {}, opt_level=level)
+
+    def outputs(n, m):
+        i = np.arange(2 * m).reshape(m, 2) % 5
+        x, u, z = (np.arange(a * b, dtype="float32").reshape(a, b) for a, b in ((n, 5), (m, m), (3, n)))
+        return x, i, u, net(x, i, u, z)
+
+    for n, m in ((3, 2), (4, 4), (5, 3)):
+        x, i, u, (gathered, scattered, best) = outputs(n, m)
+        np.testing.assert_array_equal(gathered, np.take_along_axis(x[:m], i, 1))
+        np.put_along_axis(x[:m], i, u[:, :2], 1)
+        np.testing.assert_array_equal(scattered, x)
+        np.testing.assert_array_equal(best, [[n - 1, n - 2, n - 3]] * 3)
+    for n, m, said in (
+        (3, 4, "(gather|scatter)_elements: .* of at most n elements along axis 0, as the data have, got 4"),
+        (3, 1, "scatter_elements: .* of at most m elements along axis 1, as the updates have, got 2"),
+        (2, 2, "topk: expected k of at most n, the size of axis 1, got 3"),
+    ):
+        with pytest.raises(IndexError, match=f"^{said}$"):
+            outputs(n, m)
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (
+            "GatherElements<axis = 1>(x, i)",
+            "gather_elements: .* at most 4 elements along axis 0, as the data have, got 6",
+        ),
+        ("ScatterElements<axis = 1>(x, i, u)", "scatter_elements: .* at most 4 elements along axis 0, .* got 6"),
+    ],
+    ids=["gather", "scatter"],
+)
+def test_an_onnx_index_of_static_shape_that_is_larger_than_its_data_is_refused_at_import(node, said):
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[4, 5] x, int64[6, 2] i, float[6, 2] u) => (float[a, b] y) {{ y = {node} }}""")
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        tvmfast.from_onnx(model)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_positions_that_narrow_indices_do_not_hold(dtype):
+    """An index of -1 into 200 elements is 199, and one into a matrix of 200 columns counts further."""
+    builder = relax.BlockBuilder()
+    x, i = (
+        relax.Var("x", relax.TensorType((200,), "float32")),
+        relax.Var("i", relax.TensorType((2,), dtype)),
+    )
+    with builder.function("main", [x, i]):
+        with builder.dataflow():
+            inside = checked(i, [200], "take", negative=True, bb=builder)
+            y = builder.emit_output(R.take(x, inside, mode="clip"))
+        builder.emit_func_output(y)
+    mod = builder.get()
+    mod["main"] = mod["main"].with_attr("num_input", 2)
+    least = -2 if dtype.startswith("int") else 255 - 56
+    x, indices = np.arange(200, dtype="float32"), np.array([least, 3], dtype)
+    np.testing.assert_array_equal(tvmfast.build(mod, {}, opt_level=0)(x, indices), x[[least, 3]])
+    held = checked(relax.const(indices), [200], "take", negative=True)
+    np.testing.assert_array_equal(held.value.numpy(), np.arange(200)[[least, 3]])

@@ -163,3 +163,37 @@ def test_counting_down():
 
     x = torch.arange(5.0)
     close(build(function, [x])(x), [each.double() for each in function(x)])
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_running_sums_along_axes_that_may_be_empty(level):
+    def running(x):
+        y = x[:, 1:]
+        sums = y.cumsum(1), y.cumsum(0), y.int().cumsum(1), y.half().cumsum(1)
+        return *sums, y.cumprod(1), (y > 2).cumsum(0), x[2:1].cumsum(0), x[:, :0].cumprod(1)
+
+    lib = build(running, {"x": ("n", "m")}, level)
+    for n, m in ((1, 1), (2, 1), (300, 1), (1, 2), (3, 7)):
+        x = torch.arange(float(n * m)).reshape(n, m) % 5
+        for got, wanted in zip(lib(x.numpy()), running(x), strict=True):
+            assert got.shape == tuple(wanted.shape)
+            np.testing.assert_array_equal(got, wanted.numpy())
+
+
+@pytest.mark.parametrize("size", [(1, 4), (4, 1), (1, 1), (1, 4, 1)], ids=str)
+def test_reflections_between_the_outer_pixels_of_an_axis_of_size_1(size):
+    methods = ("nearest", "bilinear", "bicubic")[: 5 - len(size)]
+
+    def function(x, grid):
+        return tuple(F.grid_sample(x, grid, method, "reflection", True) for method in methods)
+
+    x, grid = torch.randn(2, 3, *size), 4 * torch.randn(2, *[3] * len(size), len(size))
+    grid[0].view(-1)[: len(size) + 1] = torch.tensor([math.nan, math.inf, -math.inf, -1e9])[: len(size) + 1]
+    for got, wanted in zip(build(function, [x, grid])(x, grid), function(x.double(), grid.double()), strict=True):
+        close(got, wanted, terms=64)
+
+
+def test_a_reflection_between_the_outer_pixels_needs_two_of_a_dynamic_axis():
+    shapes = {"x": (1, 2, "h", 4), "grid": (1, 3, 3, 2)}
+    lib = build(lambda x, grid: F.grid_sample(x, grid, "bilinear", "reflection", True), shapes)
+    assert lib.inputs[0].shape[2].lower == 2

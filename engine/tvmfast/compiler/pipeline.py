@@ -35,8 +35,9 @@ from .graph.skinny_gemm import lower_skinny_gemms
 from .legalize import ieee754
 from .legalize.accumulate import sums_in_float32
 from .legalize.bools import bools_as_bytes
-from .legalize.bounds_check import checks_outside_cuda_graphs, checks_to_kernels
+from .legalize.bounds_check import checks_outside_cuda_graphs, checks_to_kernels, shapes_to_checks
 from .legalize.lower import legalizations
+from .legalize.scan import scans_to_kernels
 from .memory.dynamic_plan import plan_dynamic_memory
 from .memory.lowered import eliminate_common_shapes, remove_dead_kills
 from .memory.output_alias import alias_output
@@ -70,6 +71,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     scheduled = [(3, schedule_kernels(simd, lookup))] if simd else []  # GPU: `gpu.scheduled` does it
     from_level = [
         # the graph
+        (0, shapes_to_checks()),
         (3, fold_batch_norm()),
         (0, t.DecomposeOpsForInference()),
         (0, t.ConvertToDataflow()),
@@ -95,7 +97,8 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, updates),
         (0, packed_weights_to_kernels(simd if context.opt_level >= 3 else None)),
         (0, ieee754.sort_by_keys()),
-        (0, relax.backend.DispatchSortScan()),  # sort, topk, cumsum, which LegalizeOps does not know
+        *([(0, scans_to_kernels())] if simd else []),
+        (0, relax.backend.DispatchSortScan()),  # sort and topk, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level, context.in_pairs))),
         (0, t.AnnotateTIROpPattern()),
         (2, t.FoldConstant()),

@@ -1,4 +1,4 @@
-"""Range checks of the indices that a network is given, or computes from its inputs.
+"""Range checks of the indices that a network is given, or computes from its inputs, and of their shapes.
 
 Each is checked once, before the kernels that use it: those would read and write out of bounds.
 
@@ -15,9 +15,11 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from .relax import constant_array, op_name, static_shape, unwrap_ints
+from .relax import constant_array, dim_to_str, known_shape, op_name, static_shape, unwrap_ints
 
 NAME = "tvmfast.checked_indices"
+_ALONG_AN_AXIS = ("gather_elements", "scatter_elements")
+_NARROW = ("int8", "uint8", "int16", "uint16")  # do not hold all positions along an axis, or in a tensor
 
 
 class OutOfRange(IndexError):
@@ -34,7 +36,8 @@ def checked(
 ) -> relax.Expr:
     """Return `indices` as an expression that checks them and maps them to the range 0 to size - 1.
 
-    A run raises IndexError for an index out of range, with the operator, the range and the index.
+    A run raises IndexError for an index out of range, with the operator, the range and the index. Integers
+    of 8 and 16 bits become int32.
 
     Args:
         indices: Integer tensor expression.
@@ -48,7 +51,12 @@ def checked(
     Raises:
         OutOfRange: At once, if `indices` is a constant and has an index out of range.
     """
-    ty = relax.BlockBuilder().normalize(indices).ty
+    indices = relax.BlockBuilder().normalize(indices)
+    if str(indices.ty.dtype) in _NARROW:
+        array = constant_array(indices)
+        wide = relax.op.astype(indices, "int32") if array is None else relax.const(array, "int32")
+        indices = (bb or relax.BlockBuilder()).normalize(wide)
+    ty = indices.ty
     for column, size in enumerate(sizes if 0 not in (static_shape(ty) or ()) else ()):
         text = operator
         if not operator.endswith(" "):
@@ -92,6 +100,38 @@ def within(indices: np.ndarray, text: str, size: int, negative: int, column: int
         raise OutOfRange(f"{text}{outside[0]}")
     own[own < 0] += size
     return result
+
+
+def fitting(call: relax.Expr) -> list[tuple[str, Any, Any]]:
+    """Return what a call demands of the dims that it reads: the text of an error, a dim, and its upper bound.
+
+    TVM's kernels go through all elements of an index, and through k of them, also where the data have fewer.
+    """
+    name = op_name(call)
+    if name != "topk" and name not in _ALONG_AN_AXIS:
+        return []
+    shapes: list[Any] = [known_shape(arg.ty) for arg in call.args]
+    if None in shapes:
+        return []
+    if name == "topk":
+        axis = int(call.attrs.axis) % len(shapes[0])
+        k, most = unwrap_ints([call.attrs.k, shapes[0][axis]])
+        return [(f"topk: expected k of at most {dim_to_str(most)}, the size of axis {axis}, got ", k, most)]
+    (data, index, *updates), found = shapes, []
+    own = int(call.attrs.axis) % len(data) if data else 0
+    for which, shape in (("data", data), *(("updates", each) for each in updates)):
+        for axis, (size, most) in enumerate(zip(index, shape, strict=True)):
+            if axis != own or which == "updates":
+                bound = f"at most {dim_to_str(most)} elements along axis {axis}, as the {which} have"
+                found.append((f"{name}: expected an index of {bound}, got ", size, most))
+    return found
+
+
+def require_fitting(call: relax.Expr) -> None:
+    """Raise ValueError if dims that a call reads, and that are known, do not fit together."""
+    for text, size, most in fitting(call):
+        if isinstance(size, int) and isinstance(most, int) and size > most:
+            raise ValueError(f"{text}{size}")
 
 
 def _on_any_device(

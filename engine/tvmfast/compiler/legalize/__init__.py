@@ -11,5 +11,6 @@ lets             variables on the stack, so that chains of functions compile in 
 long_sums        sums of many addends, in blocks
 norms            group, instance and layer norms in two passes
 quantize         numbers in 8 bits: a half is rounded to the even neighbour
+scan             running sums and products
 scatter          scatters by an index that is smaller than the data
 """

@@ -1,4 +1,4 @@
-"""Kernels of the bounds checks that core/bounds_check.py describes; the place of the calls on a GPU.
+"""Kernels of the bounds checks that core/bounds_check.py describes; checks of shapes; calls on a GPU.
 
 Such a kernel raises by itself wherever the network runs: in another process, without Python, over RPC.
 """
@@ -7,11 +7,12 @@ import math
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax import op as R
 from tvm.script import tirx as T
 
 from ...core import bounds_check
 from ...core.compat import OPAQUE, fast_tvmscript_parser
-from ...core.relax import known_shape, on_each_function
+from ...core.relax import INT32_MAX, dynamic_dims, known_shape, of_one_type, on_each_function, op_name
 
 _DIGITS = 20  # of the longest int64, -9223372036854775808, and its sign
 
@@ -40,6 +41,36 @@ class _ToKernels(relax.PyExprMutator):
         if isinstance(size, int):
             kernel, args = kernel.specialize({kernel.params[1]: tirx.IntImm("int64", size)}), [array]
         return relax.call_tir(self.builder_.add_func(kernel, "checked_indices"), args, call.ty)
+
+
+def shapes_to_checks() -> tvm.transform.Pass:
+    """Make the pass that checks, where dims are dynamic, that an index or k fits its data; see `fitting`."""
+    return on_each_function("ShapesToChecks", _OfShapes)
+
+
+@relax.expr_functor.mutator
+class _OfShapes(relax.PyExprMutator):
+    def visit_function_(self, func):
+        self.analyzer, dims = tvm.sym.Analyzer(), dynamic_dims(func)
+        for dim in {dim for param in func.params for dim in getattr(param.ty, "shape", None) or ()}:
+            if isinstance(dim, tirx.Var):
+                lower, upper = dims[dim.name].lower, dims[dim.name].upper or INT32_MAX
+                self.analyzer.update(dim, tvm.sym.ConstIntBound(lower, upper))
+        return super().visit_function_(func)
+
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        bounds_check.require_fitting(call)
+        args, at = list(call.args), 0 if op_name(call) == "topk" else 1
+        for text, *pair in bounds_check.fitting(call):
+            size, most = of_one_type(*pair)
+            if isinstance(size, int) or self.analyzer.can_prove(most >= size):
+                continue
+            given = self.builder_.emit(R.arange(size, size + 1, 1, "int64"))
+            given = bounds_check.checked(given, [most + 1], text, False, self.builder_)
+            fits = self.builder_.emit(R.greater_equal(given, relax.const(0, "int64")))  # or it has raised
+            args[at] = self.builder_.emit(R.where(fits, args[at], relax.const(0, args[at].ty.dtype)))
+        return relax.Call(call.op, args, call.attrs, call.ty_args)
 
 
 def checks_outside_cuda_graphs() -> tvm.transform.Pass:

@@ -1,4 +1,4 @@
-"""Windows of convolutions and pools, which have to fit into their inputs.
+"""Windows of convolutions and pools, and indices, which have to fit into their inputs.
 
 Where one does not, Relax infers a result of 0 elements or less, and the network would run.
 """
@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ...core.bounds_check import require_fitting
 from ...core.dims import Dim, evaluate
 from ...core.relax import dim_to_str, op_name, shape_text
 
@@ -19,7 +20,9 @@ _FEW = 512  # of these where each is computed by itself
 
 
 def check_windows(main: relax.Function) -> None:
-    """Raise ValueError for a window that is larger than its input, where both are known."""
+    """Raise ValueError for a window, or an index, that is larger than its input, where both are known."""
+    for call in relax.analysis.get_var2val(main).values():
+        require_fitting(call)
     for call, dims in _results(main):
         if any(isinstance(dim, int) and dim < 1 for dim in dims):
             shapes = [shape_text(arg.ty) for arg in call.args]
@@ -59,10 +62,19 @@ def least_dims(main: relax.Function, dims: dict[str, Dim]) -> dict[str, int]:
 
 
 def _results(main: relax.Function) -> Iterator[tuple[tvm.ir.Call, list[int | str | None]]]:
-    """Yield each call of an operator with windows, and the dims of its result behind batch and channels."""
+    """Yield each call of an operator with windows, and the dims of its result behind batch and channels.
+
+    A grid between the outer pixels of an image, where it is reflected, needs two pixels.
+    """
     for var, call in relax.analysis.get_var2val(main).items():
+        if op_name(call) == "image.grid_sample" and _is_between_pixels(call.attrs):
+            yield call, [dim_to_str(dim - 1) for dim in list(call.args[0].ty.shape)[2:]]
         if not op_name(call).startswith(_OPERATORS):
             continue
         layout = getattr(call.attrs, "data_layout", None) or getattr(call.attrs, "layout", "")
         if str(layout).startswith("NC") and getattr(var.ty, "shape", None) is not None:
             yield call, [dim_to_str(dim) for dim in list(var.ty.shape)[2:]]
+
+
+def _is_between_pixels(grid: tvm.ir.Attrs) -> bool:
+    return bool(grid.align_corners) and grid.padding_mode == "reflection"

@@ -279,6 +279,12 @@ def _grid_sample(c: Call) -> relax.Expr:
         near = c.emit(R.subtract(grid, R.multiply(R.trunc(R.divide(grid, period)), period)))
     clips = border and method != "bicubic"
     grid = c.emit(R.where(R.equal(grid, grid) if clips else is_finite, near, edge))
+    alone = np.array(c.shape[:1:-1]) == 1  # the grid has the last axis first
+    if reflection and align_corners and alone.any():  # TVM divides by the distance of the outer pixels
+        for axis in rank - 1 - np.flatnonzero(alone):
+            x = c.emit(R.concat([x, x], int(axis)))
+        at_first = R.multiply(grid, relax.const(~alone, wide)), relax.const(alone, wide)
+        grid = c.emit(R.subtract(*at_first))  # -1 there, or NaN
     grid = c.emit(R.permute_dims(grid, [0, rank - 1, *range(1, rank - 1)]))
     how = (("NCHW", "NCDHW")[rank - 4], ("zeros", "border", "reflection")[padding], align_corners)
     if rank == 4:
