@@ -35,6 +35,7 @@ _SEARCHED = 1 << 14  # values of a dynamic dim, at most, at which two expression
 _NEAR = 512  # values of a dynamic dim, at most, at which two floor divisions are compared
 _MOST_FACTORS = 3  # of a product of known dims
 _POOLS = ("nn.max_pool", "nn.avg_pool")  # beginnings of operators' names
+_WINDOWS = re.compile(r"nn\.(conv|max_pool|avg_pool)[123]d")
 
 
 class UnsupportedDynamism(Exception):
@@ -423,10 +424,15 @@ class GraphMerge(DimInference):
         return first
 
     def _constant(self, arrays: list):
-        """Merge constants that are a dim, or a range up to one, which the network then computes."""
-        listed = all(array is not None and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays)
-        if listed and 0 < min(map(len, arrays)) < max(map(len, arrays)):
-            return self._range(arrays)
+        """Merge constants that are a dim, or a range up to one along an axis, which the network computes."""
+        listed = all(array is not None and array.dtype.kind in "iu" for array in arrays)
+        listed = listed and all(array.size == max(array.shape, default=0) for array in arrays)
+        if listed and 0 < min(array.size for array in arrays) < max(array.size for array in arrays):
+            numbers = self._range([array.reshape(-1) for array in arrays])
+            if arrays[0].ndim == 1:
+                return numbers
+            shape = [self._dim(several) for several in zip_equal(array.shape for array in arrays)]
+            return R.reshape(self.builder.emit(numbers), shape)
         scalar = all(array is not None and array.size == 1 and array.dtype.kind in "iuf" for array in arrays)
         if not scalar or any(array != np.floor(array) or abs(array) > _EXACT for array in arrays):
             raise UnsupportedDynamism("a constant depends on it")
@@ -454,6 +460,8 @@ class GraphMerge(DimInference):
             return self._layer(layers)
         if _pads_differ(calls):
             return self._pad(calls)
+        if _paddings_differ(calls):
+            return self._padded_windows(calls)
         if all(_name(call) == "split" for call in calls) and _has_dynamic_axis(calls):
             return self._split(calls)
         for other in others:
@@ -558,6 +566,27 @@ class GraphMerge(DimInference):
                 self.pads.setdefault(numbers, []).append(dim_to_str(width))
         return _padded(self.builder, x, made, fill)
 
+    def _padded_windows(self, calls: list):
+        """Merge convolutions and pools whose padding differs, as of auto_pad: a pad, and the rest."""
+        name, attrs = _name(calls[0]), calls[0].attrs
+        xs, filler = [call.args[0] for call in calls], 0.0
+        if name.startswith("nn.max"):
+            dtype = xs[0].ty.dtype
+            filler = -math.inf if "float" in str(dtype) else float(tirx.min_value(dtype).value)
+
+        def merged(xs, filler):
+            pads = [_padding_of(call, x, filler) for call, x in zip(calls, xs, strict=True)]
+            padded = [relax.Var("padded", pad.ty) for pad in pads]
+            self._add_var(padded, self.builder.emit(self._pad(pads)))
+            return self._call([_unpadded(call, x) for call, x in zip(calls, padded, strict=True)])
+
+        result = merged(xs, filler)
+        if not name.startswith("nn.avg") or attrs.count_include_pad:
+            return result
+        ones = [relax.Var("ones", x.ty) for x in xs]
+        self._add_var(ones, self.builder.emit(R.ones_like(self._expr(xs))))
+        return R.divide(self.builder.emit(result), self.builder.emit(merged(ones, 0.0)))
+
     def _is_natural(self, number) -> bool:
         return is_natural(number, self.dims, self.analyzer)
 
@@ -645,6 +674,36 @@ def _pads_differ(calls: list) -> bool:
     if any(op_name(call) != "nn.pad" for call in calls):
         return False
     return len({tuple(map(int, call.attrs.pad_width)) for call in calls}) > 1
+
+
+def _paddings_differ(calls: list) -> bool:
+    """Return whether calls are convolutions or pools on windows that differ in their padding alone."""
+    names = {_name(call) for call in calls}
+    if len(names) > 1 or not _WINDOWS.fullmatch(names.pop()):
+        return False
+    attributes = [_attributes(call) for call in calls]
+    paddings = {tuple(map(int, each.pop("padding"))) for each in attributes}
+    return len(paddings) > 1 and all(map(tvm_ffi.structural_equal, attributes, attributes[1:]))
+
+
+def _attributes(call) -> dict:
+    return {field.name: getattr(call.attrs, field.name) for field in call.attrs.__tvm_ffi_type_info__.fields}
+
+
+def _padding_of(call, x, filler: float):
+    """Return the padding of a convolution or pool as a pad of its input."""
+    widths = [int(width) for width in call.attrs.padding]
+    pairs = zip(widths[: len(widths) // 2], widths[len(widths) // 2 :], strict=True)
+    pad = R.nn.pad(x, [0, 0, 0, 0, *itertools.chain(*pairs)], "constant", filler)
+    return relax.BlockBuilder().normalize(pad)
+
+
+def _unpadded(call, x):
+    """Return a convolution or pool of an input that is padded already."""
+    attributes = _attributes(call) | {"padding": 0}
+    if _name(call).startswith(_POOLS):
+        attributes["count_include_pad"] = True
+    return getattr(R.nn, _name(call)[3:])(x, *call.args[1:], **attributes)
 
 
 def _fill(calls: list) -> float:

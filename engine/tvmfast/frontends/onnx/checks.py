@@ -65,7 +65,7 @@ _DECIDING = {
     **dict.fromkeys(
         ("AffineGrid", "CenterCropPad", "CumProd", "CumSum", "Expand", "OneHot", "Reshape", "Split"), (1,)
     ),
-    **dict.fromkeys(("Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze", "Upsample"), (1,)),
+    **dict.fromkeys(("Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample"), (1,)),
     **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow"), (0,)),
     **{
         "Loop": (0, 1),

@@ -23,6 +23,7 @@ from ...core.errors import one_line
 from .control_flow import inline_if, label_of, unroll
 from .dynamic import operands
 from .ops import KNOWN
+from .ops.node import is_outer
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +31,7 @@ _log = logging.getLogger(__name__)
 FOLD_LIMIT = 1 << 16
 
 # Operators that ONNX Runtime defines (domain com.microsoft) and TVM's frontend reads, in that domain only.
-_MICROSOFT = {
-    *("AllClassNMS", "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16"),
-    "SkipLayerNormalization",
-}
+_MICROSOFT = {"AllClassNMS", "MatMulInteger16"}
 
 
 def opset_of(proto: onnx.ModelProto, default: int) -> int:
@@ -246,7 +244,7 @@ def _fold_once(proto: onnx.ModelProto, compared: dict[str, tuple], has_dynamic_d
             nodes += inner
             folded = True
             continue
-        is_preserved = has_dynamic_dims and _fills(node, types, shapes)
+        is_preserved = has_dynamic_dims and (_fills(node, types, shapes) or _combines(node, shapes))
         results = None if is_preserved else _evaluate(node, values, shapes, opsets)
         if results is None:
             nodes.append(node)
@@ -267,6 +265,16 @@ def _fills(node: onnx.NodeProto, types: dict, shapes: dict) -> bool:
         return False
     is_one = node.op_type == "ConstantOfShape" or math.prod(shapes.get(x, (0,))) == 1
     return is_one and tensor_dtype_to_np_dtype(types.get(name, onnx.TensorProto.BOOL)).kind == "f"
+
+
+# Of two axes' indices they make masks, which no dim describes.
+_MASKS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Add", "Sub", "Where")
+
+
+def _combines(node: onnx.NodeProto, shapes: dict) -> bool:
+    """Return whether a node combines indices of several axes."""
+    known = [shapes[name] for name in node.input if name in shapes]
+    return node.op_type in _MASKS and len(known) == len(node.input) and is_outer(known)
 
 
 def _inlined(node: onnx.NodeProto, values: dict, shapes: dict, opsets: dict, nodes: list) -> list | None:

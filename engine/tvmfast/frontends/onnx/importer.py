@@ -28,8 +28,8 @@ from ...core.packed_weights import Packed, weights_of, with_packed
 from ...core.specs import TensorSpec, parse_inputs, unify_dims
 from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
+from . import fused, quantized
 from . import graph as passes
-from . import quantized
 from .checks import as_constants, check_dtypes, check_functions, require_known
 from .dynamic import compared
 from .ops import Failed, Importer
@@ -132,12 +132,14 @@ def _import(
     """
     for value, spec in zip(proto.graph.input, specs, strict=True):
         value.CopyFrom(make_tensor_value_info(spec.name, value.type.tensor_type.elem_type, spec.shape))
+    fused.claim(proto)
     proto = passes.with_output_shapes(proto)
     _check(proto)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
     quantized.check(proto.graph)
     packed |= quantized.expand(proto)
+    fused.expand(proto)
     proto = passes.expand_functions(proto)
     passes.require_operators(proto)
     proto = passes.modernize(proto)

@@ -17,7 +17,8 @@ from onnx.numpy_helper import from_array, to_array
 from ...core import packed_weights
 from ...core.packed_weights import Packed
 from .control_flow import label_of
-from .graph import opset_of, replace
+from .graph import replace
+from .rewriting import Part, Rewritten, constants_of, key_of, nodes_of
 
 # ---------------------------------------------------------------- what an operator reads and writes
 
@@ -63,24 +64,7 @@ def _at(names, number: int) -> str:
 
 
 def _is_quantized(node: onnx.NodeProto) -> bool:
-    return node.op_type in _PARAMETERS or (node.domain.replace("ai.onnx", ""), node.op_type) in _RULES
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return the weights and the values of Constant nodes, by name."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensors[node.output[0]] = node.attribute[0].t
-    return tensors
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
+    return node.op_type in _PARAMETERS or key_of(node) in _RULES
 
 
 # ---------------------------------------------------------------- checks
@@ -93,9 +77,9 @@ def check(graph: onnx.GraphProto) -> None:
     another dtype than the tensor; for an axis that the tensor lacks, and for more or fewer scales than it
     has; NotImplementedError for blocked quantization.
     """
-    if not any(map(_is_quantized, _nodes(graph))):
+    if not any(map(_is_quantized, nodes_of(graph))):
         return
-    tensors = _constants(graph)
+    tensors = constants_of(graph)
     types = {each.name: each.type.tensor_type for each in (*graph.input, *graph.value_info, *graph.output)}
     shapes = {
         name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in each.shape.dim)
@@ -105,7 +89,7 @@ def check(graph: onnx.GraphProto) -> None:
     dtypes = {name: each.elem_type for name, each in types.items() if each.elem_type}
     shapes |= {name: tuple(tensor.dims) for name, tensor in tensors.items()}
     dtypes |= {name: tensor.data_type for name, tensor in tensors.items()}
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         attributes = {each.name: each.i for each in node.attribute}
         if attributes.get("block_size", 0) and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             raise NotImplementedError(
@@ -195,11 +179,11 @@ def expand(proto: onnx.ModelProto) -> dict[str, Packed]:
     Returns the packed form of weights, by name, for `packed_weights.with_packed`.
     """
     graph = proto.graph
-    nodes = list(_nodes(graph))
+    nodes = list(nodes_of(graph))
     if not any(map(_is_quantized, nodes)):
         return {}
-    model = _Model(proto, nodes)
-    _expand(graph, model)
+    model = _Model(proto)
+    model.rewrite(graph, _RULES, _Part)
     names = {name for node in nodes for _, *each, _ in _parameters(node) for name in each}
     moved = [tensor for tensor in graph.initializer if tensor.name in names]
     constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in moved]
@@ -208,18 +192,16 @@ def expand(proto: onnx.ModelProto) -> dict[str, Packed]:
     return model.packed
 
 
-class _Model:
-    """The model whose operators are replaced: its opset, constants and names; `weights` are new ones.
+class _Model(Rewritten):
+    """The model whose operators are replaced; `weights` are new ones.
 
     `packed` has those of `weights`, by name, that fit into 4 or 8 bits.
     """
 
-    def __init__(self, proto: onnx.ModelProto, nodes: list[onnx.NodeProto]):
-        self.proto, self.opset, self.tensors = proto, opset_of(proto, 1), _constants(proto.graph)
+    def __init__(self, proto: onnx.ModelProto):
+        super().__init__(proto)
         self.weights: list[onnx.TensorProto] = []
         self.packed: dict[str, Packed] = {}
-        self.names = {name for node in nodes for name in (*node.input, *node.output)}
-        self.names |= {each.name for each in (*proto.graph.initializer, *proto.graph.input)}
 
     @functools.cached_property
     def ranks(self) -> dict[str, int]:
@@ -230,61 +212,10 @@ class _Model:
         return known | {name: len(tensor.dims) for name, tensor in self.tensors.items()}
 
 
-def _expand(graph: onnx.GraphProto, model: _Model) -> None:
-    nodes = []
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:  # to write to an attribute that is no graph would make it one
-                    _expand(inner, model)
-        rule = _RULES.get((node.domain.replace("ai.onnx", ""), node.op_type))
-        if rule is None:
-            nodes.append(node)
-            continue
-        part = _Part(node, model)
-        rule(part)
-        nodes += part.nodes
-    replace(graph.node, nodes)
-
-
-class _Part:
+class _Part(Part):
     """The nodes that replace a quantized operator."""
 
-    def __init__(self, node: onnx.NodeProto, model: _Model):
-        self.node, self.model = node, model
-        self.nodes: list[onnx.NodeProto] = []
-        self.attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-
-    def input(self, number: int | None) -> str:
-        """Return the name of an input, "" if it is left out."""
-        return "" if number is None else _at(self.node.input, number)
-
-    def weight(self, number: int) -> np.ndarray | None:
-        """Return the array of an input that is a weight, None if it is left out."""
-        name = self.input(number)
-        if name and name not in self.model.tensors:
-            raise NotImplementedError(
-                f"{label_of(self.node)}: its input {name!r} is computed in the run; expected a weight of the "
-                "model"
-            )
-        return to_array(self.model.tensors[name]) if name else None
-
-    def add(self, op: str, *inputs: str, output: str = "", **attributes) -> str:
-        """Add a node, and return the name of its output."""
-        output = output or self.unused(op)
-        name = self.node.name or self.node.output[0]
-        self.nodes.append(make_node(op, inputs, [output], name, **attributes))
-        return output
-
-    def unused(self, what: str) -> str:
-        """Return a name of a value that the model does not have yet."""
-        name = base = f"{self.node.output[0]}_{what}"
-        number = 0
-        while name in self.model.names:
-            number += 1
-            name = f"{base}{number}"
-        self.model.names.add(name)
-        return name
+    model: _Model
 
     def dequantized(self, tensor: int, scale: int, zero: int, axis: int = 0) -> str:
         """Add the node that dequantizes an input."""

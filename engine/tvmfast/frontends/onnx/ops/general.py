@@ -28,7 +28,7 @@ from ...ops.common import (
     reversed_sequences,
     softplus,
 )
-from .node import Node, converts, in_float32
+from .node import Node, converts, in_float32, is_outer
 
 _EXACT = 1 << 53  # up to it float64 represents each integer exactly
 _LONGEST = (1 << 31) - 1  # stride of a slice
@@ -157,6 +157,19 @@ def _clip(n: Node):
             bound = R.where(R.isnan(bound), n.const(sign * math.inf), bound)
         result = result if bound is None else apply(result, bound)
     return result
+
+
+_OF_TWO = {"Add": R.add, "Sub": R.subtract, "And": R.logical_and, "Or": R.logical_or, "Equal": R.equal}
+_OF_TWO |= {"Less": R.less, "LessOrEqual": R.less_equal}
+_OF_TWO |= {"Greater": R.greater, "GreaterOrEqual": R.greater_equal}
+
+
+@converts(*_OF_TWO)
+def _of_two(n: Node):
+    """Combine constants that lie along several axes, as of a mask, in the run; TVM makes another one."""
+    arrays = [constant_array(x) for x in n.inputs]
+    is_mask = all(array is not None for array in arrays) and is_outer([array.shape for array in arrays])
+    return _OF_TWO[n.op](*n.inputs) if is_mask else n.tvm_converter()
 
 
 @converts("BitShift")
@@ -423,14 +436,23 @@ def _one_hot(n: Node):
     return R.where(is_hot, on, off)
 
 
+@converts("Tile")
+def _tile(n: Node):
+    """Tile with an operator; TVM's kernel is for static shapes."""
+    return R.tile(n.x, n.known(1).reshape(-1).tolist())
+
+
 @converts("Trilu")
 def _trilu(n: Node):
     """Move a diagonal that is known to where one beyond the matrix may lie; TVM holds it in 32 bits."""
-    k = np.zeros(()) if n.inputs[1] is None else constant_array(get_constant(n.inputs[1], n.params))
-    if k is None:
-        return n.tvm_converter()
-    beyond = sum(n.shape[-2:])
-    return (R.triu if n.get("upper", 1) else R.tril)(n.x, int(np.clip(k, -beyond, beyond).item()))
+    k, upper = n.inputs[1], n.get("upper", 1)
+    known = np.zeros(()) if k is None else constant_array(get_constant(k, n.params))
+    if known is not None:
+        beyond = sum(n.shape[-2:])
+        return (R.triu if upper else R.tril)(n.x, int(np.clip(known, -beyond, beyond).item()))
+    rows, columns = (counter(n.shape[-2:], axis) for axis in (0, 1))
+    distance = R.subtract(columns, rows)
+    return R.where((R.greater_equal if upper else R.less_equal)(distance, k), n.x, n.const(0))
 
 
 @converts("TopK")

@@ -251,7 +251,8 @@ def _windows(n: Node) -> tuple[list[int], list[int], list[int], dict]:
 
     TVM's own auto_pad leaves out dilations, and rounds the number of windows of SAME_LOWER down.
     """
-    rank, kernel, mode = n.rank - 2, n.get("kernel_shape"), n.text("auto_pad", "NOTSET")
+    rank, mode = n.rank - 2, n.text("auto_pad", "NOTSET")
+    kernel = n.get("kernel_shape") or shape_of(n.inputs[1])[2:]
     strides, dilations, pads = n.windows(rank)
     spans = [(window - 1) * dilation + 1 for window, dilation in zip(kernel, dilations, strict=True)]
     if mode.startswith("SAME"):
@@ -266,7 +267,7 @@ def _windows(n: Node) -> tuple[list[int], list[int], list[int], dict]:
     return strides, dilations, spans, {"pads": pads, "auto_pad": b"NOTSET", "ceil_mode": ceil_mode}
 
 
-converts("AveragePool")(lambda n: n.tvm_converter(*n.inputs, **_windows(n)[-1]))
+converts("AveragePool", "Conv")(lambda n: n.tvm_converter(*n.inputs, **_windows(n)[-1]))
 
 
 @converts("MaxPool")

@@ -4,6 +4,7 @@
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -100,6 +101,16 @@ def in_float32(convert: Callable[[Node], relax.Expr]) -> Callable[[Node], relax.
         return R.astype(n.emit(convert(n)), dtype)
 
     return converter
+
+
+def is_outer(shapes: list[tuple[int, ...]]) -> bool:
+    """Return whether a tensor that is broadcast from these shapes has axes that each of them lacks.
+
+    Of sizes 1, as a dynamic dim may have, the ranks say so.
+    """
+    size = math.prod(np.broadcast_shapes(*shapes))
+    ranks = {len(shape) for shape in shapes}
+    return all(math.prod(shape) < size for shape in shapes) or (0 not in ranks and len(ranks) > 1)
 
 
 def _tensor(x: relax.Expr | None) -> relax.Expr | None:

@@ -1,0 +1,440 @@
+"""Operators of com.microsoft, which ONNX Runtime's optimizer fuses, written as ONNX's own.
+
+`expand` writes each in terms of operators that the rest of the importer and ONNX's inference know. The
+definitions are those of ONNX Runtime's docs/ContribOperators.md, and where they leave something open, what
+its CPU kernels compute.
+"""
+
+import math
+from collections.abc import Callable
+
+import onnx
+from onnx.helper import make_node, tensor_dtype_to_np_dtype
+
+from .graph import opset_of
+from .rewriting import Part, Rewritten, key_of, nodes_of
+
+_FLOAT32, _INT32, _BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.BOOL
+_LARGE = (1 << 31) - 1
+# Those that ONNX Runtime has in ONNX's domain: one for all opsets, one before ONNX had it.
+_CLAIMED = {"SimplifiedLayerNormalization": math.inf, "LayerNormalization": 17}
+
+
+def claim(proto: onnx.ModelProto) -> None:
+    """Move operators that ONNX Runtime has, and ONNX not in this opset, to com.microsoft, in place."""
+    opset = opset_of(proto, 1)
+    found = [node for node in nodes_of(proto.graph) if opset < _CLAIMED.get(node.op_type, 0)]
+    for node in found:
+        node.domain = _MICROSOFT
+    if found and all(each.domain != _MICROSOFT for each in proto.opset_import):
+        proto.opset_import.append(onnx.helper.make_opsetid(_MICROSOFT, 1))
+
+
+def expand(proto: onnx.ModelProto) -> None:
+    """Replace the operators of com.microsoft, in place."""
+    if any(key_of(node) in _RULES for node in nodes_of(proto.graph)):
+        Rewritten(proto).rewrite(proto.graph, _RULES, _Part)
+
+
+class _Part(Part):
+    """The nodes that replace an operator; methods add nodes and return the names of their outputs."""
+
+    def type_of(self, name: str) -> onnx.TypeProto.Tensor:
+        """Return the dtype, and perhaps the shape, of a value."""
+        found = self.model.types.get(name)
+        if found is None:
+            self.refuse(f"ONNX infers no dtype of its input {name!r}; export the model again")
+        return found.tensor_type
+
+    def rank(self, name: str) -> int:
+        """Return a value's number of axes."""
+        found = self.type_of(name)
+        if not found.HasField("shape"):
+            self.refuse(f"ONNX infers no rank of its input {name!r}; export the model again")
+        return len(found.shape.dim)
+
+    def number(self, value: float, like: str) -> str:
+        """Add a constant of another value's dtype."""
+        dtype = tensor_dtype_to_np_dtype(self.type_of(like).elem_type)
+        return self.constant(value, dtype.name)
+
+    def of_axes(self, op: str, x: str, axes: list[int], since: int, **attributes) -> str:
+        """Add an operator whose axes are an input since an opset, and an attribute before."""
+        if self.model.opset >= since:
+            return self.add(op, x, self.constant(axes, "int64"), **attributes)
+        return self.add(op, x, axes=axes, **attributes)
+
+    def expanded(self, x: str, *axes: int) -> str:
+        """Add axes of size 1."""
+        return self.of_axes("Unsqueeze", x, list(axes), 13)
+
+    def reshaped(self, x: str, *shape: int, output: str = "") -> str:
+        """Reshape; a 0 keeps the dim."""
+        return self.add("Reshape", x, self.constant(shape, "int64"), output=output)
+
+    def size(self, x: str, axis: int) -> str:
+        """Add the size of an axis, int64."""
+        return self.add("Gather", self.add("Shape", x), self.constant(axis, "int64"))
+
+    def counter(self, count: str) -> str:
+        """Add 0, 1, … up to a number, int64."""
+        return self.add("Range", self.constant(0, "int64"), count, self.constant(1, "int64"))
+
+    def named(self, x: str, number: int) -> None:
+        """Let the output with this number, if it is asked for, be a value."""
+        if self.output(number):
+            self.add("Identity", x, output=self.output(number))
+
+    def require_no(self, **given) -> None:
+        """Refuse what the rule does not know, by its name."""
+        if names := [name for name, value in given.items() if value]:
+            self.refuse(f"{' and '.join(names)} is not supported; give the model before it was optimized")
+
+
+# ---------------------------------------------------------------- functions of each element
+
+
+def _gelu(part: _Part, x: str, output: str) -> str:
+    half, one, root = (part.number(value, part.input(0)) for value in (0.5, 1, math.sqrt(0.5)))
+    share = part.add("Add", part.add("Erf", part.add("Mul", x, root)), one)
+    return part.add("Mul", part.add("Mul", x, half), share, output=output)
+
+
+def _of_bias(part: _Part) -> str:
+    return part.add("Add", part.input(0), part.input(1)) if part.input(1) else part.input(0)
+
+
+def _fast_gelu(part: _Part) -> None:
+    x = _of_bias(part)
+    half, one, first, third = (
+        part.number(n, part.input(0)) for n in (0.5, 1, 0.7978845608028654, 0.035677408136)
+    )
+    inner = part.add("Mul", x, part.add("Add", part.add("Mul", part.add("Mul", x, x), third), first))
+    share = part.add("Add", part.add("Tanh", inner), one)
+    part.add("Mul", part.add("Mul", x, half), share, output=part.output(0))
+
+
+def _quick_gelu(part: _Part) -> None:
+    x, alpha = part.input(0), part.attributes.get("alpha", 1.702)
+    inner = x if alpha == 1 else part.add("Mul", x, part.number(alpha, x))
+    part.add("Mul", x, part.add("Sigmoid", inner), output=part.output(0))
+
+
+def _bias_split_gelu(part: _Part) -> None:
+    """Multiply one half of the last axis by Gelu of the other."""
+    x, names = _of_bias(part), [part.unused("half") for _ in range(2)]
+    part.nodes.append(
+        make_node("Split", [x], names, axis=-1, **({"num_outputs": 2} if part.model.opset > 17 else {}))
+    )
+    part.add("Mul", names[0], _gelu(part, names[1], ""), output=part.output(0))
+
+
+def _activated(part: _Part, x: str, name: str, given: list[float]) -> None:
+    """Apply an activation with its numbers, or none, to the result."""
+    attributes = {
+        "LeakyRelu": ["alpha"],
+        "HardSigmoid": ["alpha", "beta"],
+        "Elu": ["alpha"],
+        "Clip": ["min", "max"],
+    }
+    if name not in ("", "Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", *attributes):
+        part.refuse(f"the activation {name!r} is not supported; give the model before it was optimized")
+    numbers = dict(zip(attributes.get(name, ()), given, strict=False))
+    if name == "Clip" and part.model.opset >= 11:
+        bounds = (
+            part.number(numbers[each], part.input(0)) if each in numbers else "" for each in ("min", "max")
+        )
+        part.add("Clip", x, *bounds, output=part.output(0))
+    else:
+        part.add(name or "Identity", x, output=part.output(0), **numbers)
+
+
+# ---------------------------------------------------------------- products and convolutions
+
+
+def _mat_mul(part: _Part) -> None:
+    """Multiply matrices; of those with transBatch the rows are the first axis, and batches lie behind."""
+    operands = []
+    for number, side in enumerate("AB"):
+        x = part.input(number)
+        trans, batch = (part.attributes.get(f"trans{kind}{side}", 0) for kind in ("", "Batch"))
+        rank = part.rank(x) if trans or batch else 0
+        order = list(range(rank))
+        if batch and rank > 2:
+            order = [*order[1:-1], 0, order[-1]]
+        if trans and rank > 1:
+            order[-2:] = order[:-3:-1]
+        operands.append(x if order == sorted(order) else part.add("Transpose", x, perm=order))
+    alpha = part.attributes.get("alpha", 1.0)
+    if alpha == 1:
+        part.add("MatMul", *operands, output=part.output(0))
+    else:
+        product = part.add("MatMul", *operands)
+        part.add("Mul", product, part.number(alpha, part.input(0)), output=part.output(0))
+
+
+def _gemm(part: _Part) -> None:
+    own = {name: value for name, value in part.attributes.items() if not name.startswith("activation")}
+    y = part.add("Gemm", *part.node.input, **own)
+    numbers = [
+        part.attributes[f"activation_{n}"] for n in ("alpha", "beta") if f"activation_{n}" in part.attributes
+    ]
+    _activated(part, y, part.attributes.get("activation", b"").decode(), numbers)
+
+
+def _conv(part: _Part) -> None:
+    own = {name: value for name, value in part.attributes.items() if not name.startswith("activation")}
+    y = part.add("Conv", *part.node.input[:3], **own)
+    y = part.add("Add", y, part.input(3)) if part.input(3) else y
+    name, numbers = (
+        part.attributes.get("activation", b"").decode(),
+        part.attributes.get("activation_params", []),
+    )
+    _activated(part, y, name, list(numbers))
+
+
+def _nhwc_conv(part: _Part) -> None:
+    """Convolve pictures whose channels are last, and so are those of the weights."""
+    x, weight = (part.add("Transpose", part.input(n), perm=[0, 3, 1, 2]) for n in (0, 1))
+    y = part.add("Conv", x, weight, *part.node.input[2:], **part.attributes)
+    part.add("Transpose", y, perm=[0, 2, 3, 1], output=part.output(0))
+
+
+# ---------------------------------------------------------------- normalization
+
+
+def _normalized(part: _Part, x: str, gamma: str, beta: str, epsilon: float, about_mean: bool = True) -> None:
+    """Normalize the last axis, in float32 at least; other outputs are the mean and 1 / deviation."""
+    dtype, like = part.type_of(part.input(0)).elem_type, part.input(0)
+    mean_output, inverse_output = (part.output(n) for n in ((1, 2) if about_mean else (3, 1)))
+    if about_mean and part.model.opset >= 17:
+        outputs = [part.output(0), mean_output, inverse_output]
+        while not outputs[-1]:
+            outputs.pop()
+        inputs = [x, gamma, beta] if beta else [x, gamma]
+        part.nodes.append(make_node("LayerNormalization", inputs, outputs, axis=-1, epsilon=epsilon))
+        return
+    is_half = dtype in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    wide = part.add("Cast", x, to=_FLOAT32) if is_half else x
+    if about_mean:
+        mean = part.of_axes("ReduceMean", wide, [-1], 18)
+        wide = part.add("Sub", wide, mean)
+        if mean_output:
+            part.add("Identity", mean, output=mean_output)
+    variance = part.of_axes("ReduceMean", part.add("Mul", wide, wide), [-1], 18)
+    least = part.constant(epsilon, "float32") if is_half else part.number(epsilon, like)
+    deviation = part.add("Sqrt", part.add("Add", variance, least))
+    if inverse_output:
+        part.add("Reciprocal", deviation, output=inverse_output)
+    y = part.add("Div", wide, deviation)
+    y = part.add("Cast", y, to=dtype) if is_half else y
+    if beta:
+        part.add("Add", part.add("Mul", y, gamma), beta, output=part.output(0))
+    else:
+        part.add("Mul", y, gamma, output=part.output(0))
+
+
+def _layer_normalization(part: _Part) -> None:
+    _require_last_axis(part)
+    _normalized(part, part.input(0), part.input(1), part.input(2), part.attributes.get("epsilon", 1e-5))
+
+
+def _rms_normalization(part: _Part) -> None:
+    _require_last_axis(part)
+    _normalized(
+        part, part.input(0), part.input(1), "", part.attributes.get("epsilon", 1e-5), about_mean=False
+    )
+
+
+def _require_last_axis(part: _Part) -> None:
+    axis = part.attributes.get("axis", -1)
+    if axis not in (-1, part.rank(part.input(0)) - 1):
+        part.refuse(
+            f"axis {axis} is not supported, only the last one; export the model with opset 17 or newer"
+        )
+
+
+def _skip_layer_normalization(part: _Part) -> None:
+    """Normalize the sum of the input, a skip connection and a bias, which is the fourth output."""
+    is_simplified = part.node.op_type.startswith("SkipSimplified")
+    beta, bias = ("", part.input(3)) if is_simplified else (part.input(3), part.input(4))
+    if is_simplified:
+        part.require_no(mean=part.output(1), inv_std_var=part.output(2))
+    total = part.add("Add", part.input(0), part.input(1))
+    total = part.add("Add", total, bias) if bias else total
+    part.named(total, 3)
+    epsilon = part.attributes.get("epsilon", 1e-12)
+    _normalized(part, total, part.input(2), beta, epsilon, about_mean=not is_simplified)
+
+
+def _embeddings(part: _Part) -> None:
+    """Normalize the sum of embeddings of words, positions and segments; count the words of the mask."""
+    ids, segments, words, places, kinds, gamma, beta, mask, positions = (part.input(n) for n in range(9))
+
+    def taken(table: str, at: str) -> str:
+        least, large = (part.number(value, at) for value in (0, _LARGE))  # below 0 is out of range, too
+        return part.add("Gather", table, part.add("Where", part.add("Less", at, least), large, at))
+
+    at = positions or part.expanded(part.counter(part.size(ids, 1)), 0)
+    total = part.add(
+        "Add", taken(words, ids), taken(places, at) if positions else part.add("Gather", places, at)
+    )
+    total = part.add("Add", total, taken(kinds, segments)) if segments else total
+    part.named(total, 2)
+    if part.output(1):
+        counted = mask or part.add("Mul", ids, part.number(0, ids))
+        count = part.of_axes("ReduceSum", counted, [1], 13, keepdims=0)
+        part.add("Cast", count, to=_INT32, output=part.output(1))
+    epsilon = part.attributes.get("epsilon", 1e-12)
+    part.node.output[1:] = []
+    _normalized(part, total, gamma, beta, epsilon)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def _attended(
+    part: _Part, queries: str, keys: str, values: str, added: list[str], output: str, scaled: float = 0.0
+) -> None:
+    """Add attention of (batch, heads, length, width), with terms that are added to the scores."""
+    scores = part.add("MatMul", queries, part.add("Transpose", keys, perm=[0, 1, 3, 2]))
+    if scaled:
+        scale = part.number(scaled, part.input(0))
+    else:
+        width = part.add("Cast", part.size(queries, 3), to=part.type_of(part.input(0)).elem_type)
+        scale = part.add("Reciprocal", part.add("Sqrt", width))
+    scores = part.add("Mul", scores, scale)
+    for term in added:
+        scores = part.add("Add", scores, term)
+    weights = part.add("Softmax", scores, axis=-1)
+    result = part.add("Transpose", part.add("MatMul", weights, values), perm=[0, 2, 1, 3])
+    part.reshaped(result, 0, 0, -1, output=output)
+
+
+def _heads(part: _Part, x: str, count: int) -> str:
+    """Split the last axis into heads: (batch, length, all) to (batch, heads, length, width)."""
+    return part.add("Transpose", part.reshaped(x, 0, 0, count, -1), perm=[0, 2, 1, 3])
+
+
+def _masked(part: _Part, mask: str, keys: str) -> list[str]:
+    """Return what is added to the scores for a mask: of each key, of each query and key, or lengths."""
+    if not mask:
+        return []
+    rank = part.rank(mask)
+    if rank == 1:
+        batch = part.type_of(mask).shape.dim[0].dim_value
+        sizes = part.type_of(part.input(0)).shape.dim
+        if not sizes or batch != sizes[0].dim_value:
+            part.refuse("a mask of more than one length for each sequence is not supported")
+        length = part.add("Cast", part.expanded(mask, 1), to=onnx.TensorProto.INT64)
+        kept = part.add("Less", part.counter(part.size(keys, 2)), length)
+    elif rank in (2, 3):
+        kept = part.add("Greater", mask, part.number(0, mask))
+    else:
+        part.refuse(f"a mask of rank {rank} is not supported; give the model before it was optimized")
+    value = part.attributes.get("mask_filter_value", -1e4)
+    ends = part.number(0, part.input(0)), part.number(value, part.input(0))
+    added = part.add("Where", kept, *ends)
+    return [part.expanded(added, *((1,) if rank == 3 else (1, 2)))]
+
+
+def _causal(part: _Part, queries: str, keys: str, past: str) -> list[str]:
+    """Return what is added to the scores so that each query sees the keys up to its own position."""
+    if not part.attributes.get("unidirectional", 0):
+        return []
+    rows, columns = (part.counter(part.size(x, 2)) for x in (queries, keys))
+    rows = part.add("Add", rows, part.size(past, 2)) if past else rows
+    later = part.add("Greater", columns, part.expanded(rows, 1))
+    least = float(onnx.numpy_helper.np.finfo("float32").min)
+    return [part.add("Where", later, part.number(least, part.input(0)), part.number(0, part.input(0)))]
+
+
+def _attention(part: _Part) -> None:
+    """Project one input to queries, keys and values, and attend."""
+    mask, past, added = (part.input(n) for n in (3, 4, 5))
+    given = {name: part.attributes.get(name, 0) for name in ("do_rotary", "past_present_share_buffer")}
+    part.require_no(**given, past_sequence_length=part.input(6))
+    heads, sizes = part.attributes["num_heads"], list(part.attributes.get("qkv_hidden_sizes", []))
+    product = part.add("MatMul", part.input(0), part.input(1))
+    product = part.add("Add", product, part.input(2)) if part.input(2) else product
+    names = [part.unused(what) for what in ("queries", "keys", "values")]
+    if sizes and part.model.opset >= 13:
+        part.nodes.append(make_node("Split", [product, part.constant(sizes, "int64")], names, axis=2))
+    else:
+        how = {"split": sizes} if sizes else {"num_outputs": 3} if part.model.opset >= 18 else {}
+        part.nodes.append(make_node("Split", [product], names, axis=2, **how))
+    queries, keys, values = (_heads(part, name, heads) for name in names)
+    before = ""
+    if past:
+        before, *_ = pasts = [part.add("Gather", past, part.constant(n, "int64"), axis=0) for n in (0, 1)]
+        pairs = zip(pasts, (keys, values), strict=True)
+        keys, values = (part.add("Concat", *pair, axis=2) for pair in pairs)
+    if part.output(1):
+        both = (part.expanded(each, 0) for each in (keys, values))
+        part.add("Concat", *both, axis=0, output=part.output(1))
+    terms = [*_causal(part, queries, keys, before), *_masked(part, mask, keys), *filter(None, [added])]
+    _attended(part, queries, keys, values, terms, part.output(0), part.attributes.get("scale", 0.0))
+
+
+def _multi_head_attention(part: _Part) -> None:
+    """Attend with queries, keys and values, apart or packed, of which a past may come before."""
+    query, key, value, bias, mask, added, *pasts = (part.input(n) for n in range(8))
+    part.require_no(past_sequence_length=part.input(8), cache_indirection=part.input(9), qk=part.output(3))
+    heads = part.attributes["num_heads"]
+    if not key:  # (batch, length, heads, 3, width)
+        query, key, value = _unpacked(part, query, 3)
+    elif not value:
+        key, value = _unpacked(part, key, 2)
+    operands = [query, key, value]
+    if bias:
+        widths = [part.size(x, 2) if _rank_of(part, x) == 3 else "" for x in operands]
+        part.require_no(**{"a bias of packed or split heads": "" in widths})
+        ends = [part.constant(0, "int64")]
+        for width in widths:
+            ends.append(part.add("Add", ends[-1], width))
+        for n in range(3):
+            own = part.add("Slice", bias, *(part.expanded(end, 0) for end in ends[n : n + 2]))
+            operands[n] = part.add("Add", operands[n], own)
+    queries, keys, values = (x if _rank_of(part, x) == 4 else _heads(part, x, heads) for x in operands)
+    if pasts[0]:
+        keys, values = (part.add("Concat", *pair, axis=2) for pair in zip(pasts, (keys, values), strict=True))
+    part.named(keys, 1)
+    part.named(values, 2)
+    terms = [*_causal(part, queries, keys, pasts[0]), *_masked(part, mask, keys), *filter(None, [added])]
+    _attended(part, queries, keys, values, terms, part.output(0), part.attributes.get("scale", 0.0))
+
+
+def _rank_of(part: _Part, x: str) -> int:
+    """Return 4 for heads that are split already, else 3."""
+    added = {name for node in part.nodes if node.op_type == "Gather" for name in node.output}
+    return 4 if x in added or (x in part.model.types and part.rank(x) == 4) else 3
+
+
+def _unpacked(part: _Part, packed: str, count: int) -> list[str]:
+    """Return the parts of (batch, length, heads, count, width) as (batch, heads, length, width)."""
+    order = part.add("Transpose", packed, perm=[3, 0, 2, 1, 4])
+    return [part.add("Gather", order, part.constant(n, "int64"), axis=0) for n in range(count)]
+
+
+_MICROSOFT = "com.microsoft"
+_OF_MICROSOFT: dict[str, Callable[[_Part], None]] = {
+    "Gelu": lambda part: _gelu(part, part.input(0), part.output(0)),
+    "BiasGelu": lambda part: _gelu(part, _of_bias(part), part.output(0)),
+    "FastGelu": _fast_gelu,
+    "QuickGelu": _quick_gelu,
+    "BiasSplitGelu": _bias_split_gelu,
+    "BiasAdd": lambda part: part.add("Add", _of_bias(part), part.input(2), output=part.output(0)),
+    "FusedMatMul": _mat_mul,
+    "TransposeMatMul": _mat_mul,
+    "FusedGemm": _gemm,
+    "FusedConv": _conv,
+    "NhwcConv": _nhwc_conv,
+    "LayerNormalization": _layer_normalization,
+    "SimplifiedLayerNormalization": _rms_normalization,
+    "SkipLayerNormalization": _skip_layer_normalization,
+    "SkipSimplifiedLayerNormalization": _skip_layer_normalization,
+    "EmbedLayerNormalization": _embeddings,
+    "Attention": _attention,
+    "MultiHeadAttention": _multi_head_attention,
+}
+_RULES = {(_MICROSOFT, op): rule for op, rule in _OF_MICROSOFT.items()}
