@@ -380,6 +380,18 @@ OF_X = [
         }.items()
     ),
     ("div sqrt dim", S.contrib.div_sqrt_dim(X), (4, 30)),
+    ("syrk", S.linalg.syrk(X, alpha=0.5), (2, 3, 4)),
+    ("syrk, transposed", S.linalg.syrk(X, transpose=True), (3, 4)),
+    *(
+        (f"{name}, offset {offset}", getattr(S.linalg, name)(X, offset=offset), (2, 6) if "make" in name else (2, 4, 4))
+        for name in ("extractdiag", "makediag", "extracttrian", "maketrian")
+        for offset in (-2, 0, 1)
+    ),
+    ("upper triangle", S.linalg.extracttrian(X, lower=False), (2, 4, 4)),
+    ("of an upper triangle", S.linalg.maketrian(X, lower=False), (2, 6)),
+    ("affine grid", S.GridGenerator(X, transform_type="affine", target_shape=(3, 5)), (2, 6)),
+    ("warped grid", S.GridGenerator(X, transform_type="warp"), (2, 2, 3, 5)),
+    ("interleaved queries and keys", S.contrib.interleaved_matmul_selfatt_qk(X, heads=2), (5, 3, 24)),
 ]
 
 
@@ -446,6 +458,22 @@ OF_TWO = [
     ("dot of many axes", S.dot(X, Y), (2, 3, 4), (4, 5)),
     ("batch dot", S.batch_dot(X, Y, transpose_b=True), (2, 3, 4), (2, 5, 4)),
     ("gemm2", S.linalg.gemm2(X, Y, alpha=0.5), (2, 3, 4), (2, 4, 5)),
+    ("gemm2, axis 0", S.linalg.gemm2(X, Y, axis=0), (3, 2, 4), (4, 2, 5)),
+    ("trmm", S.linalg.trmm(X, Y, transpose=True), (2, 4, 4), (2, 4, 3)),
+    (
+        "interleaved weights and values",
+        S.contrib.interleaved_matmul_selfatt_valatt(X, Y, heads=2),
+        (5, 3, 24),
+        (6, 5, 5),
+    ),
+    ("queries and interleaved keys", S.contrib.interleaved_matmul_encdec_qk(X, Y, heads=2), (4, 3, 8), (5, 3, 16)),
+    ("bilinear sampler", S.BilinearSampler(X, Y), (2, 3, 5, 6), (2, 2, 3, 4)),
+    (
+        "spatial transformer",
+        S.SpatialTransformer(X, Y, target_shape=(3, 4), transform_type="affine", sampler_type="bilinear"),
+        (2, 3, 5, 6),
+        (2, 6),
+    ),
     ("upsampling of two", S.UpSampling(X, Y, scale=2, sample_type="nearest", num_args=2), (1, 3, 4, 4), (1, 2, 8, 8)),
     ("crop like", S.Crop(X, Y, num_args=2), (1, 3, 6, 7), (1, 2, 4, 5)),
     ("resize like", S.contrib.BilinearResize2D(X, Y, mode="like"), (1, 3, 4, 5), (1, 2, 9, 8)),

@@ -1,9 +1,12 @@
 """MXNet's operators.
 
+attention    the products of interleaved heads
 call         the table of converters, and the `Call` that each takes
 detection    boxes and anchors
 elementwise  arithmetic and comparisons
+linalg       products, triangles, factorizations
 mx_np        `mx.np`
 nn           layers
+spatial      grids, and what is sampled at them
 tensor       shapes, slices, reductions, order
 """

@@ -116,11 +116,9 @@ def contracted(c: Call, a: relax.Expr, b: relax.Expr, of_a: list[int], of_b: lis
     return op.reshape(op.matmul(op.reshape(a, [-1, depth]), op.reshape(b, [depth, -1])), shape)
 
 
-@converts("batch_dot", "linalg_gemm2", "_linalg_gemm2")
+@converts("batch_dot")
 def _batch_dot(c: Call):
-    a, b = c.inputs
-    result = product(a, b, c.get("transpose_a", False), c.get("transpose_b", False))
-    return result if (alpha := c.get("alpha", 1.0)) == 1 else result * c.const(alpha)
+    return product(*c.inputs, c.get("transpose_a", False), c.get("transpose_b", False))
 
 
 @converts("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
