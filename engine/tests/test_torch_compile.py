@@ -222,6 +222,19 @@ def test_autocast_is_left_to_pytorch():
         assert_same(net, x)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_that_is_off_or_for_another_device_stays_in_the_graph(device):
+    net = nn.Linear(3, 2)
+
+    @torch.no_grad()  # as rotary embeddings of transformers have it
+    def inside(x):
+        with torch.autocast(device, enabled=False):
+            y = net(x.float())
+        return y.tanh()
+
+    assert_same(inside, torch.randn(4, 3))
+
+
 # ---------------------------------------------------------------- shapes and scalars
 
 

@@ -41,6 +41,7 @@ _OPTIONS = ("target", "opt_level", "records")
 _MOST_SETS = 32  # of shapes and scalars, for which a graph is built
 _MOST_CHANGES = 3  # of a weight, after which it is an input: a build at each call would take seconds
 _GRAD_MODES = {torch._C._set_grad_enabled, grad_mode._enter_inference_mode, grad_mode._exit_inference_mode}
+_AUTOCASTS = {torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast}
 
 
 def backend(
@@ -193,11 +194,12 @@ def _is_weight(node: fx.Node) -> bool:
 
 
 def _inference_graph(graph: fx.GraphModule, scalars: list[str]) -> fx.GraphModule:
-    """Copy a graph without changes of the grad mode, and with the inputs named `scalars` as numbers."""
+    """Copy a graph without changes of modes that do not matter here, and with `scalars` as numbers."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
+    ineffective = _GRAD_MODES if any(map(_turns_autocast_on, copy.nodes)) else _GRAD_MODES | _AUTOCASTS
     for node in reversed(list(copy.nodes)):
-        if node.target in _GRAD_MODES:
+        if node.target in ineffective:
             copy.erase_node(node)
         elif node.target == "item" and node.args[0].name in scalars:
             node.replace_all_uses_with(node.args[0])
@@ -205,10 +207,17 @@ def _inference_graph(graph: fx.GraphModule, scalars: list[str]) -> fx.GraphModul
     return fx.GraphModule(graph, copy)
 
 
+def _turns_autocast_on(node: fx.Node) -> bool:
+    """Return whether a node begins a region with autocast on the CPU, rather than one without."""
+    if node.target is not torch.amp.autocast_mode._enter_autocast:
+        return False
+    device, _, enabled, *_ = node.args
+    return device == "cpu" and enabled
+
+
 def _check(graph: fx.GraphModule, args: list) -> None:
     """Raise for what a compiled network does not support."""
-    entered = any(node.target is torch.amp.autocast_mode._enter_autocast for node in graph.graph.nodes)
-    if entered or torch.is_autocast_enabled("cpu"):
+    if any(map(_turns_autocast_on, graph.graph.nodes)) or torch.is_autocast_enabled("cpu"):
         raise NotImplementedError("autocast is on; convert the network instead, as by net.bfloat16()")
     held = [operator.attrgetter(node.target)(graph) for node in graph.graph.find_nodes(op="get_attr")]
     if any(isinstance(each, Tensor) for each in [*held, *graph.parameters(), *graph.buffers()]):

@@ -15,7 +15,8 @@ or a base class of TVM's or torch's cannot be, and stay in these files, and in n
     frontends/pytorch/importer.py      torch's _split_decomp_table_to_cia_and_python_decomp,
                                        _special_op_to_preserve_cia, _decompose_exported_program
     backends/torch_compile.py          torch's _C, _set_grad_enabled, _enter_inference_mode,
-                                       _exit_inference_mode, _enter_autocast; a tensor's _version
+                                       _exit_inference_mode, _enter_autocast, _exit_autocast; a
+                                       tensor's _version
     frontends/pytorch/ops/call.py      _convert_data_type
     frontends/pytorch/ops/converters.py  torch's _overloadname
     frontends/pytorch/output_aliases.py  a tensor's _version, and its storage's _cdata
