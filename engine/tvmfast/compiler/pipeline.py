@@ -43,6 +43,7 @@ from .memory.lowered import eliminate_common_shapes, remove_dead_kills
 from .memory.output_alias import alias_output
 from .memory.state import update_in_place
 from .memory.usage import memory
+from .memory.views import reshapes_to_views
 from .schedule.apply import begin_reductions, schedule_kernels
 
 OPT_LEVELS = (0, 1, 2, 3)
@@ -133,7 +134,7 @@ def lowering(dims: Mapping[str, Dim] | None = None, plan: dict | None = None) ->
         [
             alias_output(),
             *([checks_outside_cuda_graphs()] if recorded else []),
-            t.RewriteDataflowReshape(),  # a reshape becomes a view if possible
+            reshapes_to_views(),
             t.ToNonDataflow(),
             t.RemovePurityChecking(),
             t.CallTIRRewrite(),  # kernels write into buffers that the caller allocates
