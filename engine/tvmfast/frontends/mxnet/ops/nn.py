@@ -147,19 +147,6 @@ def _deformable_convolution(c: Call):
 # ---------------------------------------------------------------- normalization
 
 
-@converts("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
-def _batch_norm(c: Call):
-    axis = int(c.get("axis", 1)) % c.rank
-    c.refuse(output_mean_var=(False,))
-    gamma, beta, mean, variance = (c.expect(n, c.shape[axis]) for n in (1, 2, 3, 4))
-    if c.get("fix_gamma", True):
-        gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
-    # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
-    epsilon = float(c.get("eps", 1e-3))
-    result = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, epsilon, training=False)
-    return relax.TupleGetItem(result, 0)
-
-
 def _in_float32(convert: Callable) -> Callable:
     """Convert a norm; one of halves, whose squares overflow, is computed in float32."""
 
@@ -170,6 +157,20 @@ def _in_float32(convert: Callable) -> Callable:
         return c.cast(c.emit(convert(Call(c.node, inputs, c.names, c.builder))), c.dtype)
 
     return converted
+
+
+@converts("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
+@_in_float32
+def _batch_norm(c: Call):
+    axis = int(c.get("axis", 1)) % c.rank
+    c.refuse(output_mean_var=(False,))
+    gamma, beta, mean, variance = (c.expect(n, c.shape[axis]) for n in (1, 2, 3, 4))
+    if c.get("fix_gamma", True):
+        gamma = c.const(np.ones(c.shape[axis]), dtype_of(gamma))
+    # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
+    epsilon = float(c.get("eps", 1e-3))
+    result = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, epsilon, training=False)
+    return relax.TupleGetItem(result, 0)
 
 
 def _scaled(c: Call, x: relax.Expr, axis: int) -> relax.Expr:
