@@ -6,4 +6,5 @@ dynamic           dynamic dims of kernels that are emitted as loops; softmax ove
 elementwise       exp, tanh and others in vectorizable arithmetic
 linalg            matrix factorizations, on stacks of matrices
 recurrent         LSTM, GRU and RNN: one kernel for all time steps
+resize            linear and cubic resizes of images
 """

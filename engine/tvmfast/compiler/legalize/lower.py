@@ -13,7 +13,7 @@ from ...core.compat import CONCATENATE, OPAQUE, OUT_EWISE_FUSABLE
 from ...core.protocols import Lookup
 from ...core.relax import constant_array, dim_hint, known_shape, static_shape
 from ...core.simd import Simd
-from ...kernels import dynamic, elementwise
+from ...kernels import dynamic, elementwise, resize
 from ..schedule.rules import amx_matmul, paired, row_reduction
 from ..schedule.workloads.batch_matmul import BatchMatmul
 from ..schedule.workloads.dense import Dense
@@ -105,21 +105,35 @@ def _power(bb, call):
 
 
 def _resize2d(bb, call):
-    """Align the corners of a single row or column, too: TVM divides by their number less one.
+    """Interpolate floats linearly or cubically by kernels of our own, else as TVM does.
 
-    From a dynamic size to a static one, whose quotient TVM takes for a number. Raises an error for float64,
-    which TVM computes in float32.
+    Raises an error for float64, which TVM computes in float32.
     """
-    attrs = call.attrs
+    attrs, (x, size), shape = call.attrs, call.args, call.ty.shape
     if str(call.ty.dtype) == "float64":
         raise ValueError("image.resize2d of float64: TVM computes it in float32; resize it as float32")
-    is_aligned = attrs.coordinate_transformation_mode == "align_corners"
     axes = [attrs.layout.index(axis) for axis in "HW"]
-    static = [[isinstance(each.ty.shape[n], tirx.IntImm) for n in axes] for each in (call.args[0], call)]
+    mode, is_own = attrs.coordinate_transformation_mode, str(x.ty.dtype) == str(call.ty.dtype)
+    is_own = is_own and str(x.ty.dtype).startswith(("float", "bfloat")) and mode in resize.MODES
+    if (
+        is_own
+        and attrs.method in ("linear", "cubic")
+        and not (attrs.method == "cubic" and attrs.cubic_exclude)
+    ):
+        how = mode, attrs.rounding_method
+        taps = resize.cubic(*how, attrs.cubic_alpha) if attrs.method == "cubic" else resize.linear(*how)
+
+        def interpolate(x, sizes, shape):
+            return resize.resized(x, axes, sizes, shape, taps)
+
+        return bb.call_te(interpolate, x, size, shape, primfunc_name_hint="resize2d")
+    is_aligned = mode == "align_corners"
+    static = [[isinstance(each.ty.shape[n], tirx.IntImm) for n in axes] for each in (x, call)]
     if not is_aligned and not any(after > before for before, after in zip(*static, strict=True)):
         return default(bb, call)
 
     def compute(x, sizes, shape):
+        # TVM divides by the number of rows less one, and takes a quotient of a dynamic size for a number.
         tests = [size > 1 for size in sizes] if is_aligned else [x.shape[n] > 0 for n in axes]
         return topi.image.resize2d(
             x,
@@ -128,14 +142,14 @@ def _resize2d(bb, call):
             [te.if_then_else(test, size, 2) for test, size in zip(tests, sizes, strict=True)],
             attrs.layout,
             attrs.method,
-            attrs.coordinate_transformation_mode,
+            mode,
             attrs.rounding_method,
             attrs.cubic_alpha,
             attrs.cubic_exclude,
             output_shape=shape,
         )
 
-    return bb.call_te(compute, *call.args, call.ty.shape, primfunc_name_hint="resize2d")
+    return bb.call_te(compute, x, size, shape, primfunc_name_hint="resize2d")
 
 
 # Those that FoldConstant needs as well: see `fold_constants.fold_constant`.

@@ -10,6 +10,7 @@ from tvm.relax import op as R
 from ...core.bounds_check import checked
 from ...core.compat import OPAQUE
 from ...core.relax import static_shape
+from ...kernels.resize import ONNX_RUNTIME, PYTORCH
 
 _LARGEST_MATRIX = 1 << 24  # elements of that of a Fourier transform: 128 MiB
 _MOST_TAPS = 4  # per resampled element; with more, as for antialiasing, a kernel sums them
@@ -235,49 +236,83 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
 
 
 # ---------------------------------------------------------------- resampling
-# Along an axis, each element is a sum of a few weighted neighbours. The weights follow from sizes alone, so
-# `matrix` computes them at import; `combined` applies them in Relax.
+# Along an axis, each element is a sum of a few weighted neighbours, which are read also where their weight
+# is 0. They follow from sizes alone, so `neighbours` and `antialiased` compute them at import: indices and
+# weights, both (result, neighbours). `combined` applies them in Relax.
 
 
-def matrix(positions: np.ndarray, before: int, mode: str, narrow=1.0, a=-0.75, inside=False) -> np.ndarray:
-    """Return the weight of each of `before` elements in each element of the result: float64 (result, before).
+def neighbours(
+    positions: np.ndarray, before: int, mode: str, framework=PYTORCH, a=-0.75, inside=False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return two neighbours by `mode` "linear" or four by "cubic", with the coefficient `a` (Keys, 1981).
 
-    `positions` are those of the result's elements among those before; `mode` is "linear" or "cubic",
-    the latter with the coefficient `a` (Keys, 1981). Antialiasing widens the filter by 1 / `narrow`. Elements
-    past the edge repeat the edge or, with `inside`, have no weight.
+    `positions` are those of the result's elements among the `before` ones. Elements past the edge repeat the
+    edge or, with `inside`, have no weight.
     """
-    reach = int(np.ceil((1 if mode == "linear" else 2) / narrow)) + 1
-    neighbours = np.floor(positions)[:, None].astype(int) + np.arange(-reach, reach + 1)
-    distance = abs(neighbours - positions[:, None]) * narrow
+    last = before - 1
     if mode == "linear":
-        weights = np.clip(1 - distance, 0, None)
-    else:
-        inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-        outer = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-        weights = np.where(distance <= 1, inner, np.where(distance < 2, outer, 0))
+        positions = np.maximum(positions, 0)
+        first = np.minimum(np.floor(positions), last)
+        past = np.minimum(positions - first, 1)
+        second = first if framework == PYTORCH and len(positions) == before else np.minimum(first + 1, last)
+        past = np.where(first == last, 0.5, past) if framework == ONNX_RUNTIME else past
+        return np.stack([first, second], 1).astype(int), np.stack([1 - past, past], 1)
+    first = np.minimum(np.floor(positions), last)
+    indices = first[:, None] + np.arange(-1, 3)
+    weights = _keys(abs(indices - np.minimum(positions, first + 1)[:, None]), a)
     if inside:
-        weights = np.where((neighbours >= 0) & (neighbours < before), weights, 0)
+        weights = np.where((indices >= 0) & (indices < before), weights, 0)
+        weights /= weights.sum(1, keepdims=True)
+    return np.clip(indices, 0, last).astype(int), weights
+
+
+def antialiased(
+    positions: np.ndarray, before: int, mode: str, scale: float, a: float, inside: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return Pillow's neighbours, of a filter that is 1 / `scale` as wide, if this is less than 1.
+
+    Those past the edge repeat the edge or, with `inside`, have no weight.
+    """
+    scale = min(scale, 1.0)
+    reach = (1 if mode == "linear" else 2) / scale
+    begins, ends = (
+        np.floor((positions + 1 + side * reach).astype("float32")).astype(int) for side in (-1, 1)
+    )
+    count = (ends - begins).max()
+    indices = begins[:, None] + np.arange(count)
+    distance = abs(indices - positions[:, None]) * scale
+    weights = np.clip(1 - distance, 0, None) if mode == "linear" else _keys(distance, a)
+    is_read = indices < ends[:, None]
+    if inside:
+        is_read &= (indices >= 0) & (indices < before)
+    weights = np.where(is_read, weights, 0)
     weights /= weights.sum(1, keepdims=True)
-    result = np.zeros((len(positions), before))
-    np.add.at(result, (np.arange(len(positions))[:, None], np.clip(neighbours, 0, before - 1)), weights)
-    return result
+    at = np.arange(len(positions))[:, None], np.clip(indices, 0, before - 1)
+    sums, held = np.zeros((len(positions), before)), np.zeros((len(positions), before), bool)
+    np.add.at(sums, at, weights)
+    np.logical_or.at(held, at, is_read)
+    indices = np.argsort(~held, 1, kind="stable")[:, : held.sum(1).max()]
+    # Beyond the filter nothing is read, as it may be NaN: the first element within takes its place, in parts.
+    shared = ~np.take_along_axis(held, indices, 1)
+    shared[:, 0] = True
+    weights = np.take_along_axis(sums, indices, 1)
+    parts = weights[:, :1] / shared.sum(1, keepdims=True)
+    return np.where(shared, indices[:, :1], indices), np.where(shared, parts, weights)
 
 
-def combined(bb, x: relax.Expr, axis: int, weights: np.ndarray) -> relax.Expr:
-    """Return `x` resampled along an axis with the `weights` of `matrix`; halves are summed in float32."""
+def _keys(distance: np.ndarray, a: float) -> np.ndarray:
+    inner = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    outer = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, inner, np.where(distance < 2, outer, 0))
+
+
+def combined(bb, x: relax.Expr, axis: int, indices: np.ndarray, weights: np.ndarray) -> relax.Expr:
+    """Return `x` resampled along an axis from these neighbours; halves are summed in float32."""
     own = x.ty.dtype.dtype
     if own in ("float16", "bfloat16"):
         wide = bb.normalize(R.astype(x, "float32"))
-        return bb.normalize(R.astype(combined(bb, wide, axis, weights), own))
-    dtype, rank = x.ty.dtype.dtype, len(static_shape(x.ty))
-    counts = (weights != 0).sum(1, keepdims=True)
-    taps = int(counts.max())
-    indices = np.argsort(weights == 0, 1, kind="stable")[:, :taps]
-    # An element without a weight is not read, as it may be NaN; the first one that has one takes its place.
-    missing = np.arange(taps) >= counts
-    indices = np.where(missing, indices[:, :1], indices)
-    weights = np.take_along_axis(weights, indices, 1)
-    weights = np.where(indices == indices[:, :1], weights / (taps - counts + 1), weights)
+        return bb.normalize(R.astype(combined(bb, wide, axis, indices, weights), own))
+    dtype, rank, taps = own, len(static_shape(x.ty)), indices.shape[1]
     if taps > _MOST_TAPS:
         constants = relax.const(indices, "int64"), relax.const(weights.astype(dtype), dtype)
         return bb.emit_te(_weighted, x, *constants, axis)

@@ -92,7 +92,6 @@ _UNARY = {
     **{name: getattr(op, name) for name in _SAME_NAME},
     **{f"arc{name}": getattr(op, f"a{name}") for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     "fix": op.trunc,
-    "rint": op.round,
     "relu": op.nn.relu,
     "log2": functools.partial(logarithm, base=2),
     "log10": functools.partial(logarithm, base=10),
@@ -106,10 +105,27 @@ converts("expm1")(lambda c: expm1(c.builder, c.x))
 converts("degrees")(lambda c: c.x * c.const(180 / math.pi))
 converts("radians")(lambda c: c.x * c.const(math.pi / 180))
 converts("softsign")(lambda c: c.x / (op.abs(c.x) + c.const(1)))
-converts("round")(lambda c: op.sign(c.x) * op.floor(op.abs(c.x) + c.const(0.5)))  # halves away from zero
 converts("logical_not")(lambda c: op.astype(op.equal(c.x, c.const(0)), c.dtype))
 converts("clip")(lambda c: op.clip(c.x, float(c.need("a_min")), float(c.need("a_max"))))
 converts("_contrib_div_sqrt_dim")(lambda c: c.x / c.const(math.sqrt(c.shape[-1])))
+
+
+@converts("rint")
+def _rint(c: Call):
+    """Round to the nearest integer, halves down."""
+    if not c.dtype.startswith("float"):
+        return c.x
+    below, above = op.floor(c.x), op.ceil(c.x)
+    return op.where(op.less_equal(c.x - below, above - c.x), below, above)
+
+
+@converts("round")
+def _round(c: Call):
+    """Round to the nearest integer, halves away from 0."""
+    if not c.dtype.startswith("float"):
+        return c.x
+    whole = op.trunc(c.x)
+    return op.where(op.less(op.abs(c.x - whole), c.const(0.5)), whole, whole + op.sign(c.x))
 
 
 @converts("cbrt")

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from tvm.relax import op
 from ....core.relax import ceildiv
 from ....kernels.recurrent.cell import OF_CUDNN
 from ....kernels.recurrent.emit import emit
+from ....kernels.resize import MXNET
 from ...context import dtype_of, shape_of
 from ...ops.common import counter, deformed, local_response_norm, padded, product, window_counts
 from ..files import Node
@@ -143,7 +145,20 @@ def _deformable_convolution(c: Call):
 # ---------------------------------------------------------------- normalization
 
 
+def _in_float32(convert: Callable) -> Callable:
+    """Convert a norm; one of halves, whose squares overflow, is computed in float32."""
+
+    def converted(c: Call):
+        if c.dtype != "float16":
+            return convert(c)
+        inputs = [c.emit(c.cast(each, "float32")) for each in c.inputs]
+        return c.cast(c.emit(convert(Call(c.node, inputs, c.names, c.builder))), c.dtype)
+
+    return converted
+
+
 @converts("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
+@_in_float32
 def _batch_norm(c: Call):
     axis = int(c.get("axis", 1)) % c.rank
     c.refuse(output_mean_var=(False,))
@@ -170,18 +185,21 @@ def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> rela
 
 
 @converts("InstanceNorm")
+@_in_float32
 def _instance_norm(c: Call):
     weights = (c.expect(number, c.shape[1]) for number in (1, 2))
     return op.nn.instance_norm(c.x, *weights, 1, list(range(2, c.rank)), float(c.get("eps", 1e-3)))
 
 
 @converts("LayerNorm")
+@_in_float32
 def _layer_norm(c: Call):
     axis = int(c.get("axis", -1)) % c.rank
     return _scaled(c, _normalized(c, c.x, [axis], 1e-5), axis)
 
 
 @converts("GroupNorm")
+@_in_float32
 def _group_norm(c: Call):
     """Normalize; gamma and beta have one element per group or, in some versions, per channel."""
     groups = int(c.get("num_groups", 1))
@@ -196,6 +214,7 @@ def _group_norm(c: Call):
 
 
 @converts("L2Normalization")
+@_in_float32
 def _l2_normalization(c: Call):
     c.refuse(mode=("instance", "channel", "spatial"))
     axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}
@@ -204,6 +223,7 @@ def _l2_normalization(c: Call):
 
 
 @converts("LRN")
+@_in_float32
 def _lrn(c: Call):
     bias, alpha = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4))
     beta = float(c.get("beta", 0.75))
@@ -304,8 +324,12 @@ def _bilinear_resize(c: Call):
         size = c.get("height", 1), c.get("width", 1)
         if (scale := c.get("scale_height")) is not None:
             size = int(scale * height), int(c.need("scale_width") * width)
-    mode = "align_corners" if c.get("align_corners", True) else "half_pixel"
-    return op.image.resize2d(c.x, size, method="linear", coordinate_transformation_mode=mode)
+    if tuple(size) == (height, width):
+        return c.x
+    # Without aligned corners, a single row is the first one, too.
+    mode = "align_corners" if c.get("align_corners", True) else "pytorch_half_pixel"
+    how = {"coordinate_transformation_mode": mode, "rounding_method": MXNET}
+    return op.image.resize2d(c.x, size, method="linear", **how)
 
 
 @converts("Crop")

@@ -339,13 +339,13 @@ def _sort(c: Call):
 
 @converts("argmax", "argmin", "argmax_channel")
 def _argmax(c: Call):
-    x, keep = c.x, c.get("keepdims", False)
-    axis = 1 if c.op == "argmax_channel" else c.get("axis")
-    if axis is None:
-        x, axis = flat(c), 0
-        keep = True
-    indices = (op.argmin if c.op == "argmin" else op.argmax)(x, int(axis), keepdims=keep)
-    return op.astype(indices, c.dtype)
+    """Return indices; of all elements, or of a vector, along one axis, as MXNet's arrays have."""
+    keep, axis = bool(c.get("keepdims", False)), 1 if c.op == "argmax_channel" else c.get("axis")
+    is_vector = axis is None or c.rank == 1
+    x, axis = (flat(c), 0) if axis is None else (c.x, int(axis))
+    indices = (op.argmin if c.op == "argmin" else op.argmax)(x, axis, keepdims=keep or is_vector)
+    indices = op.astype(indices, c.dtype)
+    return op.reshape(indices, [1] * c.rank) if keep and is_vector else indices
 
 
 # ---------------------------------------------------------------- reductions

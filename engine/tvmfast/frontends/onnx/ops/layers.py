@@ -9,8 +9,9 @@ from tvm.relax import op as R
 from ....core.relax import ceildiv
 from ....kernels.recurrent.cell import FUNCTIONS, Cell
 from ....kernels.recurrent.emit import emit
+from ....kernels.resize import ONNX_RUNTIME
 from ...context import shape_of
-from ...ops.common import combined, deformed, matrix, transformed, window_counts
+from ...ops.common import antialiased, combined, deformed, neighbours, transformed, window_counts
 from .node import Node, converts, in_float32
 
 # ---------------------------------------------------------------- recurrent layers
@@ -113,12 +114,20 @@ def _resize(n: Node):
     n.refuse_if(mode != "nearest" and not floats, reason)
     if "axes" not in n.attributes and floats and _is_right(n, scales, sizes, mode):
         rounding = {"nearest_mode": b"floor"} if n.text(*_ROUNDING) == _OLD else {}
+        if mode == "linear":
+            rounding = {"nearest_mode": ONNX_RUNTIME.encode()}
         return n.tvm_converter(n.x, n.inputs[1], None, n.const(np.array(sizes)), **rounding)
-    x = n.x
+    x, changed = n.x, [(scale, m) != (1, size) for scale, m, size in zip(scales, sizes, before, strict=True)]
+    image = ()  # axes that ONNX Runtime interpolates along, also those that keep their size
+    if mode != "nearest" and not n.get("antialias", 0) and any(changed):
+        by_channel = n.rank < 4 or not (1 in axes and changed[axes.index(1)])
+        image = (
+            range(max(n.rank - 3, 0) if n.rank % 2 else max(n.rank - 2, 0), n.rank) if by_channel else (1, 2)
+        )
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
         if n.text(*_COORDINATES) == "tf_crop_and_resize":
             x = _resampled(n, x, axis, scale, size, mode, (roi[i], roi[i + len(axes)]))
-        elif (scale, size) != (1, n.shape[axis]):
+        elif changed[i] or axis in image:
             x = _resampled(n, x, axis, scale, size, mode)
     return x
 
@@ -155,8 +164,11 @@ def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=N
         x = R.take(x, n.const(np.clip(rounded, 0, before - 1).astype("int64")), axis)
     else:
         a, inside = n.get("cubic_coeff_a", -0.75), bool(n.get("exclude_outside", 0))
-        narrow = min(scale, 1.0) if n.get("antialias", 0) else 1.0
-        x = combined(n.builder, x, axis, matrix(positions, before, mode, narrow, a, inside))
+        if n.get("antialias", 0):
+            taps = antialiased(positions, before, mode, scale, a, inside)
+        else:
+            taps = neighbours(positions, before, mode, ONNX_RUNTIME, a, inside)
+        x = combined(n.builder, x, axis, *taps)
     if crop is not None:
         shape = [-1 if i == axis else 1 for i in range(n.rank)]
         outside = ((positions < 0) | (positions > before - 1)).reshape(shape)
@@ -174,7 +186,7 @@ def _positions(mode: str, before: int, scale: float, size: int, crop) -> np.ndar
     indices = np.arange(size, dtype="float32")
     last, scale = size - 1, np.float32(scale)
     positions = (indices + np.float32(0.5)) / scale - np.float32(0.5)  # half_pixel
-    if mode == "asymmetric":
+    if mode == "asymmetric" or (scale == 1 and crop is None):
         positions = indices / scale
     elif mode == "tf_half_pixel_for_nn":
         positions = (indices + np.float32(0.5)) / scale

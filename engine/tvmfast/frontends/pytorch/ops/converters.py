@@ -14,8 +14,9 @@ from torch import fx
 from tvm import relax, tirx, topi
 from tvm.relax import op as R
 
+from ....kernels.resize import PYTORCH
 from ...context import dtype_of, shape_of
-from ...ops.common import combined, logarithm, matrix, of_whole_regions, regions
+from ...ops.common import antialiased, combined, logarithm, neighbours, of_whole_regions, regions
 from ..partial_update import CONVERTERS as PARTIAL_UPDATES
 from . import uint8_images
 from .call import Call, bound
@@ -213,25 +214,32 @@ def _resize(method: str) -> Callable:
                 raise ValueError(f"{node.target} of float64 with dynamic dims, which TVM computes in float32")
             mode = "asymmetric" if is_nearest else "align_corners" if corners else "half_pixel"
             how = {"method": method, "coordinate_transformation_mode": mode}
-            how["rounding_method"] = "floor" if is_nearest else "round"
+            how["rounding_method"] = "floor" if is_nearest else PYTORCH
             if is_row:
                 x = c.emit(R.image.resize2d(c.emit(R.expand_dims(x, 2)), [1, *after], **how))
                 return R.squeeze(x, 2)
             return R.image.resize2d(x, after, **how)
         for axis, (size, scale, length) in enumerate(zip(before, scales, after, strict=True), 2):
+            if antialias and size == length:
+                continue
             indices = np.arange(length)
             if is_nearest:
                 # PyTorch computes in float32
                 positions = np.minimum(np.floor(indices.astype("float32") * np.float32(1 / scale)), size - 1)
                 x = c.emit(R.take(x, relax.const(positions, "int64"), axis, mode="clip"))
                 continue
+            number = np.float64 if dtype == torch.float64 else np.float32  # in which PyTorch computes
             if corners:
                 scale = (length - 1) / (size - 1) if min(size, length) > 1 else 1.0
-            positions = indices / scale if corners and not antialias else (indices + 0.5) / scale - 0.5
-            a = -0.5 if antialias else -0.75  # Pillow's coefficient, according to PyTorch
-            narrow = min(scale, 1.0) if antialias else 1.0
-            weights = matrix(positions, size, filter_, narrow, a, inside=antialias)
-            x = c.emit(combined(c.builder, x, axis, weights))
+            ratio = number(0 if corners and length == 1 and not antialias else 1 / scale)
+            indices = indices.astype(number)
+            if antialias:  # with Pillow's coefficient, according to PyTorch
+                positions = ratio * (indices + number(0.5)) - number(0.5)
+                taps = antialiased(positions, size, filter_, scale, a=-0.5, inside=True)
+            else:
+                positions = ratio * indices if corners else ratio * (indices + number(0.5)) - number(0.5)
+                taps = neighbours(positions, size, filter_)
+            x = c.emit(combined(c.builder, x, axis, *taps))
         return x
 
     return convert

@@ -1,0 +1,104 @@
+"""MXNet's norms, roundings and indices of numbers that break them: NaN, infinities, halves that overflow."""
+
+import math
+
+import numpy as np
+import pytest
+from agreement import close
+
+import tvmfast
+from tvmfast.frontends.mxnet import gluon
+
+NAN, INF, MOST = math.nan, math.inf, 3.0e38
+
+
+OF_MXNET = pytest.mark.skipif(not gluon.installed(), reason="the mxnet extra is not installed")
+
+
+LEVELS = pytest.mark.parametrize("level", [0, 3])
+
+
+X = np.array([-2, -1, 0, 1, 2.5, NAN, INF, -INF], "float32")
+
+
+@OF_MXNET
+@LEVELS
+def test_a_variance_of_0_in_mxnet(level):
+    import mxnet as mx
+
+    x, names = mx.sym.var("x"), ("gamma", "beta", "mean", "var")
+    params = dict(zip(names, np.float32([[-1, 1, 2, 3], [0, 1, 0, 1], [0, 1, 0, 1], [0, 0, 1, 2]]), strict=True))
+    for shape, dtype in (((2, 4), "float32"), ((2, 4, 1, 1), "float32"), ((2, 4, 1, 1), "float16")):
+        epsilons = (0.0, 1e-8, 1e-3) if dtype == "float32" else (0.0, 1e-3)
+        variables = [mx.sym.var(name) for name in names]
+        net = mx.sym.Group([mx.sym.BatchNorm(x, *variables, eps=each, fix_gamma=False) for each in epsilons])
+        image = X.reshape(shape).astype(dtype)
+        lib = tvmfast.build(*tvmfast.from_mxnet(net, params, {"x": (shape, dtype)}), opt_level=level)
+        arrays = {name: mx.nd.array(array) for name, array in params.items()}
+        given = {"x": mx.nd.array(image, dtype=dtype), "gamma": arrays["gamma"], "beta": arrays["beta"]}
+        bound = net.bind(mx.cpu(), given, aux_states={name: arrays[name] for name in ("mean", "var")})
+        for got, wanted in zip(lib(image), bound.forward(is_train=False), strict=True):
+            close(got, wanted.asnumpy(), 4, rounded=True)
+
+
+@OF_MXNET
+@LEVELS
+def test_norms_of_large_halves_in_mxnet(level):
+    """MXNet's own squares overflow; the right numbers are those of its float32."""
+    import mxnet as mx
+
+    sym, x = mx.sym, (np.random.default_rng(0).standard_normal((2, 4, 5, 3)) * 3000).astype("float16")
+    data, norms = sym.var("x"), []
+    norms += [sym.L2Normalization(data, mode=mode) for mode in ("instance", "channel", "spatial")]
+    weights = {}
+    for name, size, norm in (("l", 3, sym.LayerNorm), ("i", 4, sym.InstanceNorm), ("g", 2, sym.GroupNorm)):
+        how = {"num_groups": 2} if name == "g" else {}
+        norms.append(norm(data, sym.var(f"{name}gamma"), sym.var(f"{name}beta"), **how))
+        weights |= {f"{name}gamma": np.ones(size), f"{name}beta": np.zeros(size)}
+    net, results = sym.Group(norms), []
+    for dtype in ("float16", "float32"):
+        params = {name: array.astype(dtype) for name, array in weights.items()}
+        lib = tvmfast.build(*tvmfast.from_mxnet(net, params, {"x": (x.shape, dtype)}), opt_level=level)
+        results.append(lib(x.astype(dtype)))
+    for half, single in zip(*results, strict=True):
+        assert half.dtype == "float16" and np.abs(single).max() > 0.1
+        np.testing.assert_array_equal(half, single.astype("float16"))
+
+
+MXNET = {
+    "round": lambda s, x: s.round(x),
+    "rint": lambda s, x: s.rint(x),
+    "fix": lambda s, x: s.fix(x),
+    "trunc": lambda s, x: s.trunc(x),
+    "clip": lambda s, x: s.clip(x, a_min=-1.0, a_max=2.0),
+    "argmax": lambda s, x: s.argmax(x, axis=1),
+    "argmax, kept": lambda s, x: s.argmax(x, axis=1, keepdims=True),
+    "argmax of all": lambda s, x: s.argmax(x),
+    "argmin of all, kept": lambda s, x: s.argmin(x, keepdims=True),
+    "argmin of a vector": lambda s, x: s.argmin(s.reshape(x, shape=(-1,)), axis=0),
+    "softmax with a temperature": lambda s, x: s.softmax(x, axis=1, temperature=0.7),
+    "softmin with a temperature": lambda s, x: s.softmin(x, axis=1, temperature=3.0),
+}
+
+
+@OF_MXNET
+@LEVELS
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_functions_of_mxnet(level, dtype):
+    import mxnet as mx
+
+    x = np.array([-2.5, -1.5, -0.5, -0.0, 0.0, 0.5, 1.5, 2.5, 0.49999997, -0.2, 1e3 + 1, 7.0], dtype).reshape(3, 4)
+    inputs = [x, np.where(np.arange(12).reshape(3, 4) % 5 == 1, np.array([NAN, INF, -INF], dtype)[:, None], x)]
+    data = mx.sym.var("x")
+    net = mx.sym.Group([make(mx.sym, data) for make in MXNET.values()])
+    lib = tvmfast.build(*tvmfast.from_mxnet(net, {}, {"x": (x.shape, dtype)}), opt_level=level)
+    for x in inputs:
+        wanted = net.eval(x=mx.nd.array(x, dtype=dtype))
+        for name, got, each in zip(MXNET, lib(x), wanted, strict=True):
+            if name.startswith("arg") and np.isnan(x).any():
+                continue
+            assert got.dtype == each.asnumpy().dtype, name
+            if name.startswith("soft"):
+                close(got, each.asnumpy(), 16, rounded=True)
+            else:
+                np.testing.assert_array_equal(got, each.asnumpy(), name)
