@@ -106,6 +106,14 @@ def test_results_are_the_callers_own(weigh, compile_function):
     np.testing.assert_array_equal(x, X)
 
 
+def test_a_result_that_is_a_view_of_an_input_outlives_its_run(compile_function):
+    """TVM frees it in the next run, without Python's lock, which the array and PyTorch's tensor behind it need."""
+    lib = compile_function(lambda x: (x + 1, x.reshape(-1), x * 2), {"x": (2, 3)})
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        np.testing.assert_array_equal(lib(x.numpy())[1], x.numpy().ravel())
+
+
 def test_nan_and_infinity_pass_through(weigh):
     x = X.copy()
     x[0, :3] = np.nan, np.inf, -np.inf

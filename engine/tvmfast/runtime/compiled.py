@@ -64,6 +64,9 @@ class Compiled:
         self._library = library.read_bytes() if isinstance(library, Path) else library
         self._lock = fork.lock()
         self._held: list[tvm_ffi.Tensor] = []
+        # Inputs of the last run. TVM frees its results, and what they are views of, in the next run, without
+        # Python's lock, which NumPy 1 needs to free an array.
+        self._given: list[tvm_ffi.Tensor] = []
         self._describe(graph, params)
         self._main: Any = None if saved.mismatch(self._build_info) else self._start(library)
         self.variants = [self._variant(each, params) for each in graph.get("variants", ())]
@@ -193,6 +196,7 @@ class Compiled:
         if not self._fed:  # for speed: a call without state does none of the below
             with self._lock:
                 result = main(*tensors, weights)
+                self._given = tensors
             return outputs_in(result, self.graph)
         held = self._held if held is None else held
         taken = {tensor.data_ptr() for tensor in tensors}
@@ -205,6 +209,7 @@ class Compiled:
             outputs = outputs_in(result, self.graph)
             fed = [outputs[n] for n in self._fed]
             held[:] = [self._copied(tensor, taken) for tensor in fed]
+            self._given = tensors
             own = {tensor.data_ptr() for tensor in held}
         return [self._copied(output, own) for n, output in enumerate(outputs) if n not in self._fed]
 
