@@ -8,9 +8,9 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...core.relax import known_shape, on_each_function
+from ...core.relax import known_shape, on_each_function, op_name
 
-_SCANS = {"relax.cumsum": (operator.add, 0), "relax.cumprod": (operator.mul, 1)}
+_SCANS = {"cumsum": (operator.add, 0), "cumprod": (operator.mul, 1)}
 
 
 def scans_to_kernels() -> tvm.transform.Pass:
@@ -22,7 +22,7 @@ def scans_to_kernels() -> tvm.transform.Pass:
 class _ToKernels(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
-        name = getattr(call.op, "name", "")
+        name = op_name(call)
         if name not in _SCANS or call.ty.shape is None:
             return call
         (x,), axis, dtype = call.args, call.attrs.axis, str(call.ty.dtype)
@@ -31,7 +31,7 @@ class _ToKernels(relax.PyExprMutator):
         if axis is None:
             x, axis = self.builder_.emit(relax.op.reshape(x, call.ty.shape)), 0
         how = name, int(axis) % len(call.ty.shape), dtype, bool(call.attrs.exclusive)
-        return self.builder_.call_te(_scan, x, *how, primfunc_name_hint=name.removeprefix("relax."))
+        return self.builder_.call_te(_scan, x, *how, primfunc_name_hint=name)
 
 
 def _scan(x, name: str, axis: int, dtype: str, exclusive: bool):

@@ -8,7 +8,9 @@ its CPU kernels compute.
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx
+from onnx import shape_inference
 from onnx.helper import make_node, tensor_dtype_to_np_dtype
 
 from .graph import opset_of
@@ -33,11 +35,54 @@ def claim(proto: onnx.ModelProto) -> None:
 def expand(proto: onnx.ModelProto) -> None:
     """Replace the operators of com.microsoft, in place."""
     if any(key_of(node) in _RULES for node in nodes_of(proto.graph)):
-        Rewritten(proto).rewrite(proto.graph, _RULES, _Part)
+        _Model(proto).rewrite(proto.graph, _RULES, _Part)
+
+
+class _Model(Rewritten):
+    """The model whose operators are replaced.
+
+    Attributes:
+        types: What is known of its values, by name: TypeProto with a dtype and perhaps a shape.
+    """
+
+    def __init__(self, proto: onnx.ModelProto):
+        super().__init__(proto)
+        self.types = {each.name: each.type for each in (*proto.graph.value_info, *proto.graph.input)}
+        for name, tensor in self.tensors.items():
+            self.types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+
+    def rewrite(self, graph: onnx.GraphProto, rules: dict, part_of: Callable) -> None:
+        """Replace the nodes of a graph, whose inputs are known first."""
+        self.types |= {each.name: each.type for each in graph.input}
+        super().rewrite(graph, rules, part_of)
+
+    def kept(self, node: onnx.NodeProto) -> None:
+        """Note the types of a node's outputs, as far as ONNX infers them from those of its inputs."""
+        if all(name in self.types and self.types[name].tensor_type.HasField("shape") for name in node.output):
+            return
+        known = {name: self.types[name] for name in node.input if name in self.types}
+        if any(name and name not in known for name in node.input):
+            return
+        shape = node.op_type == "Reshape" and known.get(node.input[1])
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opset, "")
+            data = {name: self.tensors[name] for name in known if name in self.tensors}
+            opsets = [onnx.helper.make_opsetid("", self.opset)]
+            found = shape_inference.infer_node_outputs(schema, node, known, data, opset_imports=opsets)
+        except (onnx.defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError):
+            return
+        self.types |= found
+        for name in node.output:
+            of = found.get(name, onnx.TypeProto()).tensor_type
+            if shape and not of.HasField("shape") and shape.tensor_type.shape.dim:
+                rank = shape.tensor_type.shape.dim[0].dim_value
+                self.types[name] = onnx.helper.make_tensor_type_proto(of.elem_type, [None] * rank)
 
 
 class _Part(Part):
     """The nodes that replace an operator; methods add nodes and return the names of their outputs."""
+
+    model: _Model
 
     def type_of(self, name: str) -> onnx.TypeProto.Tensor:
         """Return the dtype, and perhaps the shape, of a value."""
@@ -345,7 +390,7 @@ def _causal(part: _Part, queries: str, keys: str, past: str) -> list[str]:
     rows, columns = (part.counter(part.size(x, 2)) for x in (queries, keys))
     rows = part.add("Add", rows, part.size(past, 2)) if past else rows
     later = part.add("Greater", columns, part.expanded(rows, 1))
-    least = float(onnx.numpy_helper.np.finfo("float32").min)
+    least = float(np.finfo("float32").min)
     return [part.add("Where", later, part.number(least, part.input(0)), part.number(0, part.input(0)))]
 
 

@@ -1,10 +1,9 @@
-"""Operators written as others: what rules of quantized.py and fused.py take, and where they find types."""
+"""Operators written as others: what rules of quantized.py and fused.py take, and add."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
-from onnx import shape_inference
 from onnx.helper import make_node
 from onnx.numpy_helper import from_array, to_array
 
@@ -41,7 +40,6 @@ class Rewritten:
     Attributes:
         opset: The version of ONNX's own operators.
         tensors: Its constants, by name.
-        types: What is known of its values, by name: TypeProto with a dtype and perhaps a shape.
     """
 
     def __init__(self, proto: onnx.ModelProto):
@@ -49,14 +47,10 @@ class Rewritten:
         self.proto, self.opset, self.tensors = proto, opset_of(proto, 1), constants_of(graph)
         self.names = {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
         self.names |= {each.name for each in (*graph.initializer, *graph.input)}
-        self.types = {each.name: each.type for each in (*graph.value_info, *graph.input)}
-        for name, tensor in self.tensors.items():
-            self.types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
 
     def rewrite(self, graph: onnx.GraphProto, rules: dict, part_of: Callable) -> None:
         """Replace the nodes of a graph that have a rule, in place; what rules add may have one, too."""
         nodes, waiting = [], list(reversed(graph.node))
-        self.types |= {each.name: each.type for each in graph.input}
         while waiting:
             node = waiting.pop()
             for attribute in node.attribute:
@@ -65,32 +59,15 @@ class Rewritten:
                         self.rewrite(inner, rules, part_of)
             if (rule := rules.get(key_of(node))) is None:
                 nodes.append(node)
-                self._infer(node)
+                self.kept(node)
                 continue
             part = part_of(node, self)
             rule(part)
             waiting += reversed(part.nodes)
         replace(graph.node, nodes)
 
-    def _infer(self, node: onnx.NodeProto) -> None:
-        """Note the types of a node's outputs, as far as ONNX infers them from those of its inputs."""
-        known = {name: self.types[name] for name in node.input if name in self.types}
-        if any(name and name not in known for name in node.input):
-            return
-        shape = node.op_type == "Reshape" and known.get(node.input[1])
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self.opset, "")
-            data = {name: self.tensors[name] for name in known if name in self.tensors}
-            opsets = [onnx.helper.make_opsetid("", self.opset)]
-            found = shape_inference.infer_node_outputs(schema, node, known, data, opset_imports=opsets)
-        except (onnx.defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError):
-            return
-        self.types |= found
-        for name in node.output:
-            of = found.get(name, onnx.TypeProto()).tensor_type
-            if shape and not of.HasField("shape") and shape.tensor_type.shape.dim:
-                rank = shape.tensor_type.shape.dim[0].dim_value
-                self.types[name] = onnx.helper.make_tensor_type_proto(of.elem_type, [None] * rank)
+    def kept(self, node: onnx.NodeProto) -> None:
+        """Take note of a node that has no rule."""
 
 
 class Part:

@@ -8,7 +8,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule, ScheduleError
 
-from ....core.relax import dim_hint, dim_to_str, unwrap_ints
+from ....core.relax import dim_hint, dim_to_str, op_name, unwrap_ints
 from ....core.simd import Simd
 from ..rule import ScheduleRule
 from ..workloads.kernel import Kernel
@@ -154,7 +154,7 @@ def _tests_padding(sch, block, lanes) -> bool:
     if blocked or not any(_reduces(sch, b) for b in sch.get_consumers(block)):
         return False
     tvm_ffi.structural_walk(node.body, (tvm.ir.Call, calls.append))
-    return any(getattr(call.op, "name", "") == "prim.if_then_else" for call in calls)
+    return any(op_name(call) == "prim.if_then_else" for call in calls)
 
 
 def _explodes(sch, block) -> bool:

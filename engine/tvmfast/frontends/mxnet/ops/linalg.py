@@ -103,11 +103,11 @@ def _positions(c: Call, size: int, is_triangle: bool) -> tuple[np.ndarray, np.nd
     return rows, columns
 
 
-def _taken(c: Call, x: relax.Expr, is_triangle: bool = False) -> relax.Expr:
+def _taken(c: Call, is_triangle: bool = False) -> relax.Expr:
     """Return elements of square matrices, along the last axis."""
-    *batch, size, _ = shape_of(x)
+    *batch, size, _ = c.shape
     rows, columns = _positions(c, size, is_triangle)
-    flat = c.emit(op.reshape(x, [*batch, size * size]))
+    flat = c.emit(op.reshape(c.x, [*batch, size * size]))
     return c.emit(op.take(flat, c.const(rows * size + columns), len(batch), mode="clip"))
 
 
@@ -136,13 +136,13 @@ def _maketrian(c: Call):
 @_of_matrices("extractdiag", "extracttrian")
 def _extract(c: Call):
     _square(c)
-    return _taken(c, c.x, c.op.endswith("trian"))
+    return _taken(c, c.op.endswith("trian"))
 
 
 @_of_matrices("sumlogdiag")
 def _sumlogdiag(c: Call):
     _square(c)
-    return _as_array(c, op.sum(op.log(_taken(c, c.x)), -1))
+    return _as_array(c, op.sum(op.log(_taken(c)), -1))
 
 
 def _as_array(c: Call, x: relax.Expr) -> relax.Expr:
