@@ -7,6 +7,6 @@ indexing        sorting, indexing and windows
 linalg          linear algebra
 quantized       numbers of 8 and 16 bits, as pt2e writes them
 recurrent       LSTM, GRU and RNN
-uint8_images    images of uint8, resized in fixed point
+special         special functions, and the bits of numbers
 uint8_images    images of uint8, resized in fixed point
 """
