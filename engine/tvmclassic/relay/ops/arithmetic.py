@@ -27,8 +27,9 @@ BINARY = (
 
 
 def _negative(data):
-    dtype = dtype_of(data)
-    return R.subtract(relax.const(0, dtype), data) if "uint" in dtype else R.negative(data)
+    if "uint" not in (dtype := dtype_of(data)):
+        return R.negative(data)
+    return R.add(R.bitwise_not(data), relax.const(1, dtype))  # TVM makes 0 - x of 32 or 64 bits 0
 
 
 def _round(data):
