@@ -143,7 +143,7 @@ class _Lifting:
             case "strided_slice":
                 axes, begin, end, *strides = (as_python(list(part.fields)) for part in call.args[1:])
                 return self._make(name, [x], begin=begin, end=end, strides=(strides or [None])[0], axes=axes)
-            case "split":
+            case "split" if _is_even(x, **attrs):
                 return self._make(name, [x], **attrs)
         return None
 
@@ -225,6 +225,12 @@ def _attributes(call) -> dict:
 
 
 _METHODS = ("get_int", "get_int_tuple", "get_str", "id_", "is_", "same_as")
+
+
+def _is_even(x, indices_or_sections, axis) -> bool:
+    """Return whether sections are of one size, as Relay's are, or begin at indices."""
+    shape = static_shape(x.ty)
+    return not isinstance(indices_or_sections, int) or (bool(shape) and not shape[axis] % indices_or_sections)
 
 
 def _adjacent_axes(call) -> list[int]:
