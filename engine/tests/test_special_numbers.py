@@ -1,9 +1,10 @@
-"""MXNet's norms, roundings and indices of numbers that break them: NaN, infinities, halves that overflow."""
+"""Norms, clips, losses, roundings and indices of numbers that break them: NaN, infinities, halves that overflow."""
 
 import math
 
 import numpy as np
 import pytest
+import torch
 from agreement import close
 
 import tvmfast
@@ -102,3 +103,40 @@ def test_functions_of_mxnet(level, dtype):
                 close(got, each.asnumpy(), 16, rounded=True)
             else:
                 np.testing.assert_array_equal(got, each.asnumpy(), name)
+
+
+BOUNDS = [(NAN, 1), (-1, NAN), (NAN, NAN), (2, -1), (-INF, INF), (-1.5, 1.5), (0.1, 0.3), (-INF, -3e4)]
+
+
+@OF_MXNET
+@LEVELS
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8", "uint8", "int32", "int64"])
+def test_clips_of_mxnet(level, dtype):
+    import mxnet as mx
+
+    is_float = dtype.startswith("float")
+    x = X.astype(dtype) if is_float else np.arange(-4, 5).astype(dtype)
+    bounds = [*BOUNDS, (-1e5, 1e6)] if is_float else [(-300, 300), (2, 1e30), *BOUNDS[:3], *BOUNDS[4:7]]
+    data = mx.sym.var("x")
+    net = mx.sym.Group([mx.sym.clip(data, a_min=low, a_max=high) for low, high in bounds])
+    lib = tvmfast.build(*tvmfast.from_mxnet(net, {}, {"x": (x.shape, dtype)}), opt_level=level)
+    for got, wanted in zip(lib(x), net.eval(x=mx.nd.array(x, dtype=dtype)), strict=True):
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, wanted.asnumpy())
+
+
+class Clamps(torch.nn.Module):
+    def forward(self, x):
+        by_tensors = [torch.clamp(x, torch.tensor(low), torch.tensor(high)) for low, high in BOUNDS]
+        of_one = x.clamp(min=NAN), x.clamp(max=NAN), torch.clamp_min(x, NAN), torch.clamp_max(x, NAN)
+        own = torch.clamp(x, x.flip(0), x * 0.5), torch.clamp(torch.nan_to_num(x, 0, 9, -9).int(), -1, INF)
+        return *(torch.clamp(x, low, high) for low, high in BOUNDS), *by_tensors, *of_one, *own
+
+
+@LEVELS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_clamps_of_pytorch(level, dtype):
+    x = torch.tensor(X).to(dtype)
+    lib = tvmfast.build(*tvmfast.from_pytorch(Clamps().eval(), {"x": x}), opt_level=level)
+    for got, wanted in zip(lib(x), Clamps()(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
