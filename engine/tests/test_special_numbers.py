@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from agreement import close
 
 import tvmfast
@@ -140,3 +141,38 @@ def test_clamps_of_pytorch(level, dtype):
     lib = tvmfast.build(*tvmfast.from_pytorch(Clamps().eval(), {"x": x}), opt_level=level)
     for got, wanted in zip(lib(x), Clamps()(x), strict=True):
         np.testing.assert_array_equal(got, wanted.numpy())
+
+
+class Losses(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x, label, labels):
+        results = []
+        for reduction in ("mean", "sum", "none"):
+            for p, margin, weight in ((1, 1.0, None), (2, 0.3, None), (1, 0.5, self.weight), (2, 1.0, self.weight)):
+                how = {"p": p, "margin": margin, "weight": weight, "reduction": reduction}
+                results += [F.multi_margin_loss(x, label, **how), F.multi_margin_loss(x[1], label[1], **how)]
+                results.append(F.multi_margin_loss(x[1], label[1:2], **how))
+            for one in (0, 1, 2):
+                results.append(F.multilabel_margin_loss(x[one], labels[one], reduction=reduction))
+            results.append(F.multilabel_margin_loss(x, labels, reduction=reduction))
+        return tuple(results)
+
+
+@LEVELS
+def test_margin_losses(level, rng):
+    """What is behind the first -1 is no label, NaN exceeds no margin, and one row's loss has no axis."""
+    labels = torch.tensor([[1, -1, 3, 0, 2], [0, 3, 2, 1, 4], [-1, 2, 2, 2, 2], [2, 2, 0, -1, -1]])
+    label, x = torch.tensor([0, 4, 2, 1]), torch.tensor(rng.standard_normal((4, 5)), dtype=torch.float32)
+    net = Losses(torch.tensor(rng.random(5), dtype=torch.float32)).eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, {"x": x, "label": label, "labels": labels}), opt_level=level)
+    exact = Losses(net.weight.double())
+    broken = x.clone()
+    broken[0, 1], broken[3, 2], broken[2, 0] = NAN, INF, -INF
+    for given in (x, broken):
+        close(lib(given, label, labels), exact(given.double(), label, labels), 60)
+    with torch.no_grad():  # PyTorch's own are as they were
+        exported = torch.export.export(net, (x, label, labels)).run_decompositions()
+        assert exported.module()(x, label, labels)[-1].tolist() != net(x, label, labels)[-1].tolist()
