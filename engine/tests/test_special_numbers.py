@@ -3,6 +3,8 @@
 import math
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -176,3 +178,26 @@ def test_margin_losses(level, rng):
     with torch.no_grad():  # PyTorch's own are as they were
         exported = torch.export.export(net, (x, label, labels)).run_decompositions()
         assert exported.module()(x, label, labels)[-1].tolist() != net(x, label, labels)[-1].tolist()
+
+
+@LEVELS
+def test_a_variance_of_0_in_onnx(level):
+    """ONNX Runtime multiplies by an infinity, which makes NaN of much that a division by 0 does not."""
+    rows = np.float32(
+        [[3e38, 3e38, -3e38, 3e38], [1e20, 0, 0, 0], [INF, 1, 2, 3], [NAN, 1, 2, 3], [0, 1, 2, 3], [-1] * 4]
+    )
+    weights = np.float32([[1, 2, -1, 0.5], [0, 1, 2, 3], [0, 1, 2, 3]])
+    for variance in ([1, 0, 2, 1e-40], [0, 0, 0, 0], [1, 2, 3, 4]):
+        arrays = dict(zip(("scale", "b", "mean", "var"), [*weights, np.float32(variance)], strict=True))
+        initial = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+        node = onnx.helper.make_node("BatchNormalization", ["x", *arrays], ["y"], epsilon=0.0)
+        values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [6, 4]) for name in "xy"]
+        graph = onnx.helper.make_graph([node], "net", values[:1], values[1:], initial)
+        model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        (wanted,) = session.run(None, {"x": rows})
+        got = tvmfast.build(*tvmfast.from_onnx(model), opt_level=level)(rows)
+        with np.errstate(all="ignore"):
+            factor = np.abs(weights[0]) / np.sqrt(arrays["var"])
+            summed = (np.abs(rows) + weights[2]) * factor + weights[1]
+        close(got, wanted, 4, scale=np.nan_to_num(summed, posinf=0), rounded=True)
