@@ -19,6 +19,7 @@ or a base class of TVM's or torch's cannot be, and stay in these files, and in n
                                        tensor's _version
     frontends/pytorch/ops/call.py      _convert_data_type
     frontends/pytorch/ops/converters.py  torch's _overloadname
+    frontends/pytorch/ops/losses.py    torch's _C.DispatchKey; an operator's _dispatch_cache
     frontends/pytorch/output_aliases.py  a tensor's _version, and its storage's _cdata
     frontends/pytorch/quantized_modules.py  torch's _C.parse_schema
     tuning/metaschedule.py             _cls, _initialize_with_tune_context
@@ -78,6 +79,7 @@ Another thread that uses TVM in the meantime meets what a context replaces for a
     lazy_tensor_intrinsics                   an empty package, in the first build for a GPU or by MetaSchedule
     cuda_headers                             environment variables, in a build for a GPU
     tuning/workers.py                        the pools of MetaSchedule's runners, while it tunes
+    frontends/pytorch/ops/losses.py          how torch's dispatcher decomposes two losses, in an import
 """
 
 import contextlib
