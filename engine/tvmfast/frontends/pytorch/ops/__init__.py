@@ -8,5 +8,6 @@ linalg          linear algebra
 losses          losses that PyTorch's own decompositions get wrong
 quantized       numbers of 8 and 16 bits, as pt2e writes them
 recurrent       LSTM, GRU and RNN
+special         special functions, and the bits of numbers
 uint8_images    images of uint8, resized in fixed point
 """
