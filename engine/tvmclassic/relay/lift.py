@@ -12,6 +12,7 @@ from tvmfast.core.relax import array_key, constant_array, static_shape
 from . import ir
 from .lower import relay_type
 from .ops import OPERATORS
+from .ops.nn import spatial_axes
 from .ops.operator import NEEDED, as_python
 from .ty import TensorType
 
@@ -21,7 +22,8 @@ _RENAMED = {
     "nn.leakyrelu": "nn.leaky_relu",
     "flip": "reverse",
 }
-_UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin")  # same name in Relay, but other indices or results
+# the same name in Relay, but other indices or results
+_UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin", "round")
 _MODES = {"replicate": "edge", "circular": "wrap"}
 
 
@@ -130,7 +132,9 @@ class _Lifting:
             case "nn.layer_norm" if len(attrs["axes"]) == 1:
                 (axis,) = attrs.pop("axes")
                 return self._make(name, call.args, axis=axis, **attrs)
-            case "nn.instance_norm" | "nn.group_norm" if attrs["axes"] == list(range(2, len(call.ty.shape))):
+            case "nn.instance_norm" | "nn.group_norm" if attrs["axes"] == spatial_axes(
+                x, attrs["channel_axis"]
+            ):
                 del attrs["axes"]
                 return self._make(name, call.args, axis=attrs.pop("channel_axis"), **attrs)
             case "nn.batch_norm":
