@@ -1,9 +1,9 @@
 """Compute bfloat16 as PyTorch does: each operation in float32, and its result rounded once, to even.
 
 TVM 0.27 computes it in float32 as well (BF16ComputeLegalize), but rounds only what a kernel stores: a cast to
-bfloat16 and back is none, and in `a * b + c` the product is not rounded. It rounds some NaNs to zeros, repeats
-the expression that it rounds, and passes over what a `Let` binds. So before that a kernel becomes one of
-float32, which has bfloat16 in its parameters alone; and there takes it for its bits:
+bfloat16 and back is none, and in `a * b + c` the product is not rounded. It rounds some NaNs to zeros,
+repeats the expression that it rounds, and passes over what a `Let` binds. So before that a kernel becomes
+one of float32, in which bfloat16 is the upper half of a number's bits, and only in the kernel's parameters:
 
     y[i] = a[i] * b[i] + c[i]        y[i] = upper_half(rounded(rounded(f32(a[i]) * f32(b[i])) + f32(c[i])))
 """
@@ -79,7 +79,10 @@ def _in_float32(body):
             (tirx.Cast, _cast),
             (_ARITHMETIC, of_bfloat16(lambda node: _rounded(type(node)(node.a, node.b)))),
             (_EXTREMES, of_bfloat16(lambda node: type(node)(node.a, node.b))),
-            (tirx.Select, of_bfloat16(lambda node: tirx.Select(node.condition, node.true_value, node.false_value))),
+            (
+                tirx.Select,
+                of_bfloat16(lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),
+            ),
             (tirx.Broadcast, of_bfloat16(lambda node: tirx.Broadcast(node.value, node.lanes))),
             (tirx.Let, of_bfloat16(lambda node: tirx.Let(node.var, node.value, node.body))),
             (tvm.ir.Call, _call),
@@ -149,7 +152,7 @@ def _narrow(x):
 
 
 def _rounded(x):
-    """Return a float32 rounded to 8 digits, to even; a NaN, whose digits could overflow, becomes a quiet one."""
+    """Return a float32 rounded to 8 digits, to even; a NaN, whose digits could overflow, a quiet one."""
     bits = tirx.Var("bits", _uint(x, 32))
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     even = bits + 0x7FFF + (bits >> 16 & 1)
