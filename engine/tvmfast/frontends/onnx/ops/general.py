@@ -579,7 +579,10 @@ def _scatter(n: Node):
 @converts("GatherND", "ScatterND")
 def _coordinates(n: Node):
     first, count = n.get("batch_dims", 0), shape_of(n.inputs[1])[-1]
-    return _checked(n, {1: n.shape[first : first + count]})
+    sizes = n.shape[first : first + count]
+    if n.op == "GatherND":  # TVM would look for negative indices again, by the sizes of examples
+        return R.gather_nd(n.x, n.checked(n.inputs[1], sizes), first)
+    return _checked(n, {1: sizes})
 
 
 @converts("EmbedLayerNormalization")
