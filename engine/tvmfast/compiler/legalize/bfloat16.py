@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-_REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")
+_ADDRESS, _REINTERPRET = tvm.ir.Op.get("tirx.address_of"), tvm.ir.Op.get("tirx.reinterpret")
 _LOAD = tvm.ir.TensorLoad
 _ARITHMETIC = tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod
 _EXTREMES = tirx.Max, tirx.Min
@@ -51,8 +51,8 @@ def _in_float32(body):
     """Map each expression; one that had bfloat16 still says so when its operands are of float32 already."""
     wide: dict[tirx.Var, tirx.Var] = {}  # what a Let binds, and the kernel's own buffers
 
-    def allocate(block):
-        for buffer in block.alloc_buffers:
+    def allocate(node):
+        for buffer in node.alloc_buffers if isinstance(node, SBlock) else [node.buffer]:
             if str(buffer.dtype) == "bfloat16":
                 wide[buffer] = tirx.decl_buffer(buffer.shape, "float32", buffer.name, scope=buffer.scope())
 
@@ -60,7 +60,8 @@ def _in_float32(body):
         if _is_bfloat16(let.var):
             wide[let.var] = tirx.Var(let.var.name, _widened(let.var))
 
-    tvm_ffi.structural_walk(body, [(SBlock, allocate), (tirx.Let, bind)])
+    allocations = (SBlock, tirx.AllocBuffer), allocate
+    tvm_ffi.structural_walk(body, [allocations, ((tirx.Let, tirx.Bind), bind)])
 
     def of_bfloat16(function):
         return lambda node: function(node) if _is_bfloat16(node) else node
@@ -112,6 +113,10 @@ def _cast(node):
 
 
 def _call(node):
+    if node.op.same_as(_ADDRESS) and not isinstance(node.args[0], _LOAD):
+        loads = []
+        tvm_ffi.structural_walk(node.args[0], (_LOAD, loads.append))
+        return tirx.address_of(loads[-1])  # behind those of its indices
     if node.op.same_as(_REINTERPRET):
         return _reinterpreted(node)
     if not _is_bfloat16(node):

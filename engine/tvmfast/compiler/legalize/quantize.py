@@ -16,7 +16,7 @@ _INTEGERS = ("int8", "uint8", "int16", "uint16")
 def quantize(bb: relax.BlockBuilder, call, for_gpu: bool = False):
     """Lower x to round(x / scale) + zero point, saturated; a half is rounded to the even neighbour.
 
-    NaN becomes the least integer, as in ONNX Runtime.
+    NaN becomes the zero point.
     """
     dtype = str(call.attrs.out_dtype)
     if dtype not in _INTEGERS:
@@ -35,7 +35,7 @@ def quantize(bb: relax.BlockBuilder, call, for_gpu: bool = False):
             low, high = (
                 (tirx.const(int(end), "int32") - shift).astype("float32") for end in (info.min, info.max)
             )
-            value = te.min(tirx.Select(value > low, value, low), high)
+            value = te.min(te.max(value, low), high)
             # TVM vectorizes calls of LLVM's functions, but not `nearbyint`.
             whole = te.nearbyint(value).astype("int32") if for_gpu else _lrint(value)
             return (whole + shift).astype(dtype)

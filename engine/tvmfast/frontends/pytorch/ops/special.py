@@ -14,14 +14,16 @@ from torch import Tensor
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 
+from ....core.compat import OPAQUE
 from ....kernels import special
+from ...context import dtype_of, shape_of
 from .call import Call
 
 aten = torch.ops.aten
 
 # ---------------------------------------------------------------- the bits of numbers
 
-_INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+_INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -84,26 +86,38 @@ def _viewed(c: Call) -> relax.Expr:
             return tirx.reinterpret("float32", bits.astype("uint32") << 16).astype("bfloat16")
         return bits.astype("bool") if after is torch.bool else tirx.reinterpret(c.dtype_in_tvm(after), bits)
 
-    def computed(shape, element):
-        kernel = functools.partial(te.compute, shape, name="view")
-        return c.emit(
-            c.builder.call_te(lambda x: kernel(lambda *at: element(x, at)), c.x, primfunc_name_hint="view")
-        )
-
-    def joined(x, at):
-        every = (
-            read(x[(*at[:-1], at[-1] * count + n)]).astype(unsigned[1]) << (n * narrow) for n in range(count)
-        )
-        return written(functools.reduce(tirx.bitwise_or, every))
-
     if before.itemsize < after.itemsize:
         narrow, count = before.itemsize * 8, after.itemsize // before.itemsize
-        return computed(c.result_shape, joined)
+
+        def joined(x, *at):
+            every = (read(x[(*at[:-1], at[-1] * count + n)]).astype(unsigned[1]) for n in range(count))
+            return written(
+                functools.reduce(tirx.bitwise_or, (part << n * narrow for n, part in enumerate(every)))
+            )
+
+        def kernel(x):
+            return te.compute(c.result_shape, lambda *at: joined(x, *at), name="view")
+
+        return c.builder.call_te(kernel, c.x, primfunc_name_hint="view")
+    named = c.dtype_in_tvm(after)
     parts = [
-        computed(c.shape, lambda x, at, n=n: written((read(x[at]) >> (n * width)).astype(unsigned[1])))
+        _of_each(c, c.x, named, lambda value, n=n: written((read(value) >> n * width).astype(unsigned[1])))
         for n in range(ratio)
     ]
     return R.reshape(c.stacked(parts, c.rank), c.result_shape) if ratio > 1 else parts[0]
+
+
+def _of_each(c: Call, x: relax.Expr, dtype: str, function: Callable) -> relax.Expr:
+    """Call a kernel that applies a function to each element: one of all dims, unfused, if any is dynamic."""
+    is_dynamic = c.importer.has_dynamic_dims
+    shape = [
+        tirx.Var(f"n{k}", "int64") if is_dynamic else tirx.const(n, "int64")
+        for k, n in enumerate(shape_of(x))
+    ]
+    given = te.placeholder(shape, dtype_of(x), "x")
+    kernel = te.create_prim_func([given, te.compute(shape, lambda *at: function(given[at]), name=c.op)])
+    kernel = kernel.with_attr("op_pattern", OPAQUE) if is_dynamic else kernel
+    return c.call(c.op, kernel, [x], (shape_of(x), dtype))[0]
 
 
 # ---------------------------------------------------------------- functions
@@ -140,10 +154,10 @@ def _computed(c: Call, x: relax.Expr, function: Callable) -> relax.Expr:
     dtype = c.dtype_in_tvm(c.result.dtype)
     given = dtype if dtype in ("float32", "float64") else "float32"
 
-    def kernel(x):
-        return te.compute(x.shape, lambda *at: function(x[at].astype("float64")).astype(given), name=c.op)
+    def of_given(value):
+        return function(value.astype("float64")).astype(given)
 
-    return c.cast(c.builder.emit_te(kernel, c.emit(c.cast(x, given)), primfunc_name_hint=c.op), dtype)
+    return c.cast(_of_each(c, c.emit(c.cast(x, given)), given, of_given), dtype)
 
 
 def _polygamma(c: Call) -> relax.Expr:
