@@ -374,6 +374,14 @@ def test_importing_says_nothing(recwarn, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_refused_branch_on_values_says_nothing_else(capfd):
+    """PyTorch checks the variances of this loss in Python, and prints its graph as far as that."""
+    loss = Function(lambda x, target: F.gaussian_nll_loss(x, target, target.abs()))
+    with pytest.raises(NotImplementedError, match="branches on values"):
+        from_pytorch(loss.eval(), {"x": (2, 3), "target": (2, 3)})
+    assert capfd.readouterr() == ("", "")
+
+
 # ---- operators that TVM's own importer gets wrong or lacks
 
 OPERATORS = {

@@ -5,6 +5,7 @@ converters      converters to Relax, of operators that TVM gets wrong or lacks
 decompositions  decompositions into other PyTorch operators: functions of numbers, norms, attention; the table
 indexing        sorting, indexing and windows
 linalg          linear algebra
+losses          losses that PyTorch's own decompositions get wrong
 quantized       numbers of 8 and 16 bits, as pt2e writes them
 recurrent       LSTM, GRU and RNN
 special         special functions, and the bits of numbers
