@@ -50,7 +50,7 @@ def _arrays() -> dict[str, np.ndarray]:
         "right": normal(2, 5, 4),
         "index": rng.integers(0, 4, (3, 2)).astype("int32"), "columns": rng.integers(0, 6, (4, 2)).astype("int64"),
         "points": np.stack([rng.integers(0, 4, 5), rng.integers(0, 6, 5)]).astype("int64"), "one": normal(1, 6, 1),
-        "depth": normal(1, 8, 3, 4),
+        "depth": normal(1, 8, 3, 4), "wd2": normal(12, 1, 3, 3),
     }  # fmt: skip
 
 
@@ -133,6 +133,7 @@ REDUCTIONS = {
     "mean": (lambda v: relay.mean(v.t, axis=[1, 2]), lambda: A.t.mean((1, 2))),
     "prod": (lambda v: relay.prod(v.p, axis=0), lambda: A.p.prod(0)),
     "std": (lambda v: relay.std(v.t, axis=2), lambda: A.t.std(2)),
+    "std: unbiased": (lambda v: relay.std(v.t, axis=(0, 2), unbiased=True), lambda: A.t.std((0, 2), ddof=1)),
     "all": (lambda v: relay.all(v.b, axis=0), lambda: A.b.all(0)),
     "any": (lambda v: relay.any(v.b, axis=1, keepdims=True), lambda: A.b.any(1, keepdims=True)),
     "variance": (lambda v: relay.variance(v.t, axis=1), lambda: A.t.var(1)),
@@ -148,6 +149,14 @@ REDUCTIONS = {
         lambda: (A.t.mean(1), A.t.var(1, ddof=1)),
     ),
     "argmax": (lambda v: relay.argmax(v.m, axis=1), lambda: A.m.argmax(1).astype("int32")),
+    "argmax: the last": (
+        lambda v: relay.argmax(v.k, axis=1, select_last_index=True),
+        lambda: (5 - A.k[:, ::-1].argmax(1)).astype("int32"),
+    ),
+    "argmin: the last of all": (
+        lambda v: relay.argmin(v.k, keepdims=True, select_last_index=True),
+        lambda: (23 - A.k.ravel()[::-1].argmin()).astype("int32").reshape(1, 1),
+    ),
     "argmin": (lambda v: relay.argmin(v.m, axis=0, keepdims=True), lambda: A.m.argmin(0)[None].astype("int32")),
 }
 
@@ -258,6 +267,17 @@ NETWORK = {
                           lambda: F.conv2d(T("x"), T("wg"), groups=2)),
     "nn.conv2d: depthwise": (lambda v: nn.conv2d(v.x, v.wd, groups=6, padding=(1, 1)),
                              lambda: F.conv2d(T("x"), T("wd"), groups=6, padding=1)),
+    "nn.conv2d: depthwise with a multiplier": (
+        lambda v: nn.conv2d(v.x, relay.reshape(v.wd2, (6, 2, 3, 3)), groups=6, channels=12, kernel_size=3),
+        lambda: F.conv2d(T("x"), T("wd2"), groups=6),
+    ),
+    "nn.conv2d: NHWC depthwise with a multiplier": (
+        lambda v: nn.conv2d(
+            relay.transpose(v.x, (0, 2, 3, 1)), relay.transpose(relay.reshape(v.wd2, (6, 2, 3, 3)), (2, 3, 0, 1)),
+            groups=6, data_layout="NHWC", kernel_layout="HWOI",
+        ),
+        lambda: _nhwc(F.conv2d(T("x"), T("wd2"), groups=6)),
+    ),
     "nn.conv2d: NHWC": (lambda v: nn.conv2d(relay.transpose(v.x, (0, 2, 3, 1)), relay.transpose(v.w, (2, 3, 1, 0)),
     padding=(1, 1), data_layout="NHWC", kernel_layout="HWIO"),
                         lambda: _nhwc(F.conv2d(T("x"), T("w"), padding=1))),
@@ -1048,6 +1068,8 @@ TORCH = {
     "scaled up": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "activations": lambda x: F.gelu(x) + F.silu(x) + F.leaky_relu(x, 0.3) + F.softmax(x, 1) + F.hardswish(x),
     "dtypes": lambda x: (x > 0).to(torch.int32) + x.to(torch.int32),
+    "halves to even numbers": lambda x: torch.where(x > 0, 2.5, -0.5).round(),
+    "parts of two sizes": lambda x: x.chunk(4, 3),
 }
 
 
@@ -1083,6 +1105,19 @@ def test_an_imported_network_reads_as_relay_wrote_it():
     assert names(mod) == ["nn.conv2d", "nn.bias_add", "nn.relu", "nn.max_pool2d", "reshape", "nn.dense", "nn.bias_add"]
     assert set(params) == {p.name_hint for p in mod["main"].params} - {"x"}
     assert list(mod["main"].body.args[0].attrs.keys()) == ["units", "out_dtype"]
+
+
+@pytest.mark.parametrize("axes", [None, [1, 0], [-1, 0], [0, 1]])
+def test_a_product_with_a_transpose_reads_the_weight_as_it_is_moved(axes):
+    x, w = (tvm.relax.Var(name, tvm.relax.TensorType((6, 6), "float32")) for name in "xw")
+    builder, right = tvm.relax.BlockBuilder(), A.right.reshape(-1)[:36].reshape(6, 6)
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            turned = builder.emit(tvm.relax.op.permute_dims(w, axes))
+            result = builder.emit_output(tvm.relax.op.matmul(x, turned))
+        builder.emit_func_output(result)
+    mod = importlib.import_module("tvmclassic.relay.lift").from_relax(builder.get())
+    close(outputs_of(mod, x=A.x[0, 0, :6, :6], w=right), A.x[0, 0, :6, :6] @ right.astype("float64").transpose(axes), 6)
 
 
 # ---------------------------------------------------------------- relay.testing
@@ -1286,6 +1321,12 @@ def test_a_functor_says_which_method_it_lacks():
         (lambda x: relay.take(x, relay.const([0]), axis=0, batch_dims=1), NotImplementedError, "batch_dims"),
         (lambda x: relay.layout_transform(x, "NCHW", "NCHW4c"), ValueError, "no multiple of its block"),
         (lambda x: relay.argmax(x, axis=(0, 1)), ValueError, "one axis"),
+        (
+            lambda x: nn.sparse_dense(relay.cast(relay.reshape(x, (160, 6)), "int32"), CSR),
+            ValueError,
+            "of one dtype, got int32 and float32",
+        ),
+        (lambda x: relay.variance(relay.cast(x, "int32")), ValueError, "expected floats, got int32"),
         (lambda x: relay.split(x, 4, axis=1)[0], ValueError, "sections of one size, got 4 of 6"),
         (lambda x: nn.adaptive_max_pool2d(x, (3, 3)), NotImplementedError, "only whole windows"),
         (lambda x: nn.depth_to_space(x, 2, layout="NHWC"), NotImplementedError, "expected the layout NCHW"),

@@ -164,6 +164,7 @@ class _Lifting:
         out_dtype = str(call.ty.dtype) if str(call.ty.dtype) != str(left.ty.dtype) else ""
         is_dense = (
             _called(transposed) == "relax.permute_dims"
+            and int((transposed.attrs.axes or [1])[0]) % 2 == 1  # of [0, 1], which moves nothing, 0
             and len(static_shape(right.ty) or ()) == len(static_shape(left.ty) or ()) == 2
             and not isinstance(self.bound.get(transposed.args[0]), tvm.ir.Call)
         )

@@ -113,19 +113,31 @@ def _reduction(name, function, relax_name):
     return operator(name, relax=relax_name)(body)
 
 
-for _name in ("sum", "max", "min", "mean", "prod", "std"):
+for _name in ("sum", "max", "min", "mean", "prod"):
     _reduction(_name, relax_function(_name), _name)
 _reduction("all", lambda x, axes, keep: R.min(R.astype(x, "bool"), axes, keep), "min")
 _reduction("any", lambda x, axes, keep: R.max(R.astype(x, "bool"), axes, keep), "max")
 
 
-@operator("variance", relax="variance multiply")
-def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
-    axes = _reduced(data, axis, exclude)
-    count = math.prod(known_shape(data)[a] for a in axes)
-    factor = count / (count - 1) if count > 1 else math.inf  # of one element, whose variance is 0: NaN
-    biased = R.variance(data, axes, keepdims)
-    return R.multiply(biased, relax.const(factor, dtype_of(data))) if unbiased else biased
+def _spread(name: str, power: float):
+    function = relax_function(name)
+
+    def body(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
+        axes, dtype = _reduced(data, axis, exclude), dtype_of(data)
+        if "float" not in dtype:
+            raise ValueError(f"expected floats, got {dtype}")
+        biased = function(data, axes, keepdims)
+        if not unbiased:
+            return biased
+        count = math.prod(known_shape(data)[a] for a in axes)
+        factor = count / (count - 1) if count > 1 else math.inf  # of one element, whose spread is 0: NaN
+        return R.multiply(biased, relax.const(factor**power, dtype))
+
+    return operator(name, relax=f"{name} multiply")(body)
+
+
+variance = _spread("variance", 1)
+_spread("std", 0.5)
 
 
 @operator("mean_variance", 2, relax="mean")
@@ -146,9 +158,16 @@ def logsumexp(data, /, axis=None, keepdims=False):
 def _argument(name, function):
     def body(data, /, axis=None, keepdims=False, exclude=False, select_last_index=False):
         axes = _reduced(data, axis, exclude)
-        if (axis is not None and len(axes) != 1) or select_last_index:
-            raise ValueError(f"expected one axis, and the first index of it; got axis={axis}")
-        return R.astype(function(data, axes[0] if axis is not None else None, keepdims), "int32")
+        if axis is not None and len(axes) != 1:
+            raise ValueError(f"expected one axis, got axis={axis}")
+        if not select_last_index:
+            return R.astype(function(data, axes[0] if axis is not None else None, keepdims), "int32")
+        shape = known_shape(data)
+        last = relax.const(math.prod(shape[a] for a in axes) - 1, "int32")
+        for each in axes:
+            data = R.flip(data, each)
+        index = function(data, axes[0] if axis is not None else None, keepdims)
+        return R.subtract(last, R.astype(index, "int32"))
 
     operator(name, relax=name)(body)
 

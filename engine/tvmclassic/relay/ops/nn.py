@@ -35,6 +35,8 @@ def _convolution(name):
     def body(data, weight, /, **attrs):
         a = Attrs(attrs)
         blocked = any(map(str.isdigit, a.data_layout + a.kernel_layout))
+        if not transposed and not blocked:
+            weight = _of_all_channels(data, weight, a)
         if not transposed and not blocked and a.out_layout in ("", a.data_layout):
             window, layouts = (a.strides, a.padding, a.dilation), (a.data_layout, a.kernel_layout)
             return function(data, weight, *window, a.groups, *layouts, None, a.out_dtype or None)
@@ -46,6 +48,16 @@ def _convolution(name):
         return turned(result, layout, a.out_layout or a.data_layout)
 
     operator(f"nn.{name}", relax=f"nn.{name}", attributes=attributes)(body)
+
+
+def _of_all_channels(data, weight, a: Attrs):
+    """Return weights of C groups and M channels for each, O = C and I = M, as Relax takes them: O = C * M."""
+    at, shape = a.kernel_layout.find("OI"), known_shape(weight)
+    if at < 0 or a.groups == 1 or shape[at] != a.groups or shape[at + 1] == 1:
+        return weight
+    if int(data.ty.shape[a.data_layout.index("C")]) != a.groups:
+        return weight
+    return R.reshape(weight, (*shape[:at], shape[at] * shape[at + 1], 1, *shape[at + 2 :]))
 
 
 for _name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose"):

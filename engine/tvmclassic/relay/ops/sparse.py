@@ -8,7 +8,7 @@ from tvmfast.core.bounds_check import checked
 from tvmfast.core.compat import OPAQUE
 
 from ..ir import Call
-from .operator import OPERATORS, known_shape, operator
+from .operator import OPERATORS, dtype_of, known_shape, operator
 
 
 @operator("nn.sparse_dense", relax="call_tir permute_dims")
@@ -18,6 +18,8 @@ def _sparse_dense(dense_mat, data, indices, indptr, /, sparse_lhs=False):
     if len(blocks) not in (1, 3):
         raise ValueError(f"expected data of 1 axis (CSR) or 3 (BSR), got the shape {blocks}")
     wide = blocks[2] if len(blocks) == 3 else 1
+    if (ours := dtype_of(data)) != (theirs := dtype_of(dense_mat)):
+        raise ValueError(f"expected matrices of one dtype, got {theirs} and {ours}")
     if len(shape) != 2 or shape[1] % wide:
         raise ValueError(f"expected a dense matrix of columns for blocks of {wide}, got the shape {shape}")
     columns = shape[1] // wide
