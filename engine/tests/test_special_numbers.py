@@ -231,3 +231,16 @@ def test_norms_of_the_largest_numbers(level, dtype, rng):
         got = torch.from_numpy(np.asarray(got).astype("float32"))
         assert torch.equal(got[:4], beta[:4].float())
         assert got[4].isnan().all()
+
+
+@LEVELS
+def test_rms_norms_of_float64(level, rng):
+    """Squares are of float64, too, which ONNX's definition computes in float32."""
+    text = """<ir_version: 10, opset_import: ["": 23]> g (double[3, 4] x, double[4] w) => (double[3, 4] y) {
+        y = RMSNormalization <axis = 1> (x, w) }"""
+    lib = tvmfast.build(*tvmfast.from_onnx(onnx.parser.parse_model(text)), opt_level=level)
+    x, w = rng.standard_normal((3, 4)), rng.standard_normal(4)
+    x[1] *= 1e150
+    x[2] *= 1e-3
+    wanted = x / np.sqrt(np.mean(x * x, 1, keepdims=True) + float(np.float32(1e-5))) * w
+    close(lib(x, w), wanted, 4)
