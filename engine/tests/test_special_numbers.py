@@ -201,3 +201,46 @@ def test_a_variance_of_0_in_onnx(level):
             factor = np.abs(weights[0]) / np.sqrt(arrays["var"])
             summed = (np.abs(rows) + weights[2]) * factor + weights[1]
         close(got, wanted, 4, scale=np.nan_to_num(summed, posinf=0), rounded=True)
+
+
+class Norms(torch.nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        self.of_channels, self.of_rows, self.of_images = weights
+
+    def forward(self, x):
+        return (
+            *(F.layer_norm(x, x.shape[2:], *self.of_rows), F.layer_norm(x, x.shape[1:], *self.of_images)),
+            *(F.layer_norm(x[..., :4], (4,)), F.group_norm(x, 2, *self.of_channels), F.group_norm(x[..., :3], 4)),
+            *(F.instance_norm(x, None, None, *self.of_channels), F.instance_norm(x[..., :7])),
+        )
+
+
+@LEVELS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_of_the_largest_numbers(level, dtype, rng):
+    """No sum overflows; where squares do, what is normalized is 0, as in ONNX Runtime."""
+    most = torch.finfo(dtype).max
+    x = torch.tensor(rng.standard_normal((5, 4, 40)), dtype=dtype)
+    x[0], x[1], x[2], x[3, :, 1] = most, -most, torch.tensor([most, -most] * 20), most
+    x[4, :, 2], x[4, :, 3] = INF, -INF
+    weights = [[torch.tensor(rng.random(shape), dtype=dtype) for _ in range(2)] for shape in (4, 40, (4, 40))]
+    net = Norms(weights).eval()
+    results = tvmfast.build(*tvmfast.from_pytorch(net, {"x": x}), opt_level=level)(x)
+    for got, beta in zip(results, net(torch.zeros_like(x)), strict=True):
+        got = torch.from_numpy(np.asarray(got).astype("float32"))
+        assert torch.equal(got[:4], beta[:4].float())
+        assert got[4].isnan().all()
+
+
+@LEVELS
+def test_rms_norms_of_float64(level, rng):
+    """Squares are of float64, too, which ONNX's definition computes in float32."""
+    text = """<ir_version: 10, opset_import: ["": 23]> g (double[3, 4] x, double[4] w) => (double[3, 4] y) {
+        y = RMSNormalization <axis = 1> (x, w) }"""
+    lib = tvmfast.build(*tvmfast.from_onnx(onnx.parser.parse_model(text)), opt_level=level)
+    x, w = rng.standard_normal((3, 4)), rng.standard_normal(4)
+    x[1] *= 1e150
+    x[2] *= 1e-3
+    wanted = x / np.sqrt(np.mean(x * x, 1, keepdims=True) + float(np.float32(1e-5))) * w
+    close(lib(x, w), wanted, 4)

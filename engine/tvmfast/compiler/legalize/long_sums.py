@@ -131,9 +131,14 @@ def _limits(value) -> tuple[int, int]:
     """Return how many addends an accumulator takes at most, and how many a block has if there are more."""
     total = value.true_value if isinstance(value, tirx.Select) else value
     addends = (getattr(total, side, None) for side in "ab")
-    if any(isinstance(x, tirx.Mul) and not tvm_ffi.structural_equal(x.a, x.b) for x in addends):
+    if any(isinstance(x, tirx.Mul) and _is_of_two(x) for x in addends):
         return _LONGEST_OF_PRODUCTS, _BLOCK_OF_PRODUCTS
     return _LONGEST, _BLOCK
+
+
+def _is_of_two(product) -> bool:
+    """Tell whether a product is of two tensors' elements, rather than a square or a multiple."""
+    return not isinstance(product.b, tirx.FloatImm) and not tvm_ffi.structural_equal(product.a, product.b)
 
 
 def _most(extent, analyzer) -> float:

@@ -14,6 +14,7 @@ from tvm.relax import op as R
 
 from ...core.compat import OUT_EWISE_FUSABLE
 from ...core.relax import known_shape, static_shape, unwrap_ints
+from ..schedule.rules.row_reduction import centre, headroom
 from .ieee754 import default
 
 OF_IMAGES = ("relax.nn.group_norm", "relax.nn.instance_norm")
@@ -111,24 +112,29 @@ def layer_norm(x, gamma, beta, count: int, epsilon: float):
     """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta, each along the last `count` axes of x."""
     shape = unwrap_ints(x.shape)
     rows, row = shape[:-count], shape[-count:]
-    number, depth = _float(math.prod(row)), len(rows)
+    size, depth = math.prod(row), len(rows)
+    number, factor = _float(size), headroom(size)
 
     def total(value, name):
         axes = [te.reduce_axis((0, size), f"r{axis}") for axis, size in enumerate(row)]
         return te.compute(rows, lambda *at: te.sum(value(*at, *axes), axis=axes), name)
 
-    sums = total(lambda *index: _float(x[index]), "sum")
+    sums = total(lambda *index: _float(x[index]) * factor, "sum")
+
+    def mean(at):
+        return sums[at] / (number * factor)
 
     def square(*index):
-        difference = _float(x[index]) - sums[index[:depth]] / number
+        difference = _float(x[index]) - mean(index[:depth])
         return difference * difference
 
     squares = total(square, "squares")
 
     def normal(*index):
         at, place = index[:depth], index[depth:]
-        scale = 1.0 / te.sqrt(squares[at] / number + epsilon)
-        centred = _float(x[index]) - sums[at] / number
+        variance = squares[at] / number
+        scale = 1.0 / te.sqrt(variance + epsilon)
+        centred = _float(x[index]) - centre(mean(at), variance)
         return (centred * scale * _float(gamma[place]) + _float(beta[place])).astype(x.dtype)
 
     return te.compute(shape, normal, name="layer_norm")
@@ -142,25 +148,26 @@ def _float(value):
 def _mean_of_rows(rows, mean=None):
     """Return the means of the last axis, or of the squares of its differences to `mean`."""
     *shape, count = unwrap_ints(rows.shape)
-    k = te.reduce_axis((0, count), "k")
+    k, factor = te.reduce_axis((0, count), "k"), headroom(count) if mean is None else 1.0
 
     def element(*at):
         if mean is None:
-            return _float(rows[(*at, k)])
+            return _float(rows[(*at, k)]) * factor
         difference = _float(rows[(*at, k)]) - mean[at]
         return difference * difference
 
     total = te.compute(shape, lambda *at: te.sum(element(*at), axis=k), name="total")
-    return te.compute(shape, lambda *at: total[at] / float(count), name="mean")
+    return te.compute(shape, lambda *at: total[at] / (count * factor), name="mean")
 
 
 def _normal(x, gamma, beta, mean, variance, epsilon: float):
     each = int(x.shape[1]) // int(mean.shape[1])
 
     def normal(n, c, *at):
-        scale = _float(gamma[c]) / te.sqrt(variance[n, c // each] + epsilon)
-        result = (_float(x[(n, c, *at)]) - mean[n, c // each]) * scale + _float(beta[c])
-        return result.astype(x.dtype)
+        group = n, c // each
+        scale = _float(gamma[c]) / te.sqrt(variance[group] + epsilon)
+        centred = _float(x[(n, c, *at)]) - centre(mean[group], variance[group])
+        return (centred * scale + _float(beta[c])).astype(x.dtype)
 
     return te.compute(x.shape, normal, name="group_norm")
 
@@ -175,10 +182,10 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
     count = each
     for size in image:
         count = count * size
-    count = _float(count)
+    of_mean, count = headroom(count), _float(count)
 
-    def mean_of_vectors(element, name):
-        """Return the mean of `element(*index)` over each group: of lanes, and then of these."""
+    def mean_of_vectors(element, name, factor=1.0):
+        """Return the mean of `element(*index) / factor` over each group: of lanes, and then of these."""
         _, _, tasks, depth, lanes = unwrap_ints(vectors.shape)
         k, *others = (te.reduce_axis((0, size), f"r{size}") for size in (depth, tasks, lanes))
         by_lane = te.compute(
@@ -189,10 +196,10 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
         total = te.compute(
             (batch, groups), lambda n, g: te.sum(by_lane[(n, g, *others)], axis=others), name=f"{name}_sum"
         )
-        return te.compute((batch, groups), lambda n, g: total[n, g] / count, name=name)
+        return te.compute((batch, groups), lambda n, g: total[n, g] / (count * factor), name=name)
 
-    def mean(element, name):
-        """Return the mean of `element(*index)` over each group: of rows, and then of these."""
+    def mean(element, name, factor=1.0):
+        """Return the mean of `element(*index) / factor` over each group: of rows, and then of these."""
         column = te.reduce_axis((0, image[-1]), "column")
         others = [te.reduce_axis((0, size), f"r{axis}") for axis, size in enumerate((each, *image[:-1]))]
         rows = te.compute(
@@ -205,11 +212,11 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
             lambda n, g: te.sum(rows[(n, g * each + others[0], *others[1:])], axis=others),
             name=f"{name}_sum",
         )
-        return te.compute((batch, groups), lambda n, g: total[n, g] / count, name=name)
+        return te.compute((batch, groups), lambda n, g: total[n, g] / (count * factor), name=name)
 
     mean_of = mean if vectors is None else mean_of_vectors
     source = x if vectors is None else vectors
-    average = mean_of(lambda *at: _float(source[at]), "mean")
+    average = mean_of(lambda *at: _float(source[at]) * of_mean, "mean", of_mean)
 
     def square(n, c, *at):
         difference = _float(source[(n, c, *at)]) - average[n, c // each if vectors is None else c]
@@ -217,10 +224,11 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
 
     variance = mean_of(square, "variance")
     scale = te.compute((batch, groups), lambda n, g: 1.0 / te.sqrt(variance[n, g] + epsilon), name="scale")
+    middle = te.compute((batch, groups), lambda n, g: centre(average[n, g], variance[n, g]), name="centre")
 
     def normal(n, c, *at):
         group = c // each
-        centred = _float(x[(n, c, *at)]) - average[n, group]
+        centred = _float(x[(n, c, *at)]) - middle[n, group]
         return (centred * scale[n, group] * _float(gamma[c]) + _float(beta[c])).astype(x.dtype)
 
     return te.compute(x.shape, normal, name="group_norm")

@@ -51,8 +51,8 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-# Operators that ONNX defines with others, and that TVM's frontend knows as Microsoft's only, or gets wrong.
-_WRONG = {"Attention", "RMSNormalization"}
+# Operators that ONNX defines with others, and that TVM's frontend knows as Microsoft's only.
+_WRONG = {"Attention"}
 
 
 @functools.cache

@@ -39,17 +39,22 @@ def softmax(x, lanes: int):
 def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
     """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta along the last axis, of float32."""
     count = float(int(x.shape[-1]))
-    total = _reduce(x, lambda *at: x[at], te.sum, lanes, 0)
+    factor = headroom(int(count))
+    total = _reduce(x, lambda *at: x[at] * factor, te.sum, lanes, 0)
+
+    def mean(row):
+        return total[row] / (count * factor)
 
     def squared(*at):
-        difference = x[at] - total[at[:-1]] / count
+        difference = x[at] - mean(at[:-1])
         return difference * difference
 
     squares = _reduce(x, squared, te.sum, lanes, 1)
 
     def normal(*at):
-        scale = 1.0 / te.sqrt(squares[at[:-1]] / count + epsilon)
-        return (x[at] - total[at[:-1]] / count) * scale * gamma[at[-1]] + beta[at[-1]]
+        variance = squares[at[:-1]] / count
+        scale = 1.0 / te.sqrt(variance + epsilon)
+        return (x[at] - centre(mean(at[:-1]), variance)) * scale * gamma[at[-1]] + beta[at[-1]]
 
     return te.compute(x.shape, normal, name="layer_norm", attrs=_ANNOTATION)
 
@@ -63,6 +68,22 @@ def rms_norm(x, epsilon: float, lanes: int):
         return x[at] * (1.0 / te.sqrt(squares[at[:-1]] / count + epsilon))
 
     return te.compute(x.shape, normal, name="rms_norm", attrs=_ANNOTATION)
+
+
+def headroom(count) -> float:
+    """Return the power of two that keeps a sum of `count` numbers finite if each is multiplied by it.
+
+    It is 1 for a count that is not known.
+    """
+    return 0.5 ** (count - 1).bit_length() if isinstance(count, int) else 1.0
+
+
+def centre(mean, variance):
+    """Return what a norm subtracts: the mean, but 0 where the variance overflows, as differences may, too.
+
+    A quotient is 0 there, and that of an infinite difference would be NaN.
+    """
+    return tirx.Select(variance < tirx.infinity("float32"), mean, tirx.const(0, "float32"))
 
 
 EXTREMES = {

@@ -18,7 +18,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import get_constant, get_type
 from ....core.relax import cast_array, constant_array
 from ....kernels import linalg
 from ....kernels.detection.regions import region_maxima
-from ...context import shape_of
+from ...context import dtype_of, shape_of
 from ...ops.common import (
     along,
     counter,
@@ -55,6 +55,17 @@ def _layer_normalization(n: Node):
     x = n.x if n.dtype == "float32" else R.astype(n.x, "float32")
     variance = R.add(R.variance(x, axes, keepdims=True), relax.const(n.get("epsilon", 1e-5), "float32"))
     return relax.Tuple([output, R.mean(x, axes, keepdims=True), R.rsqrt(variance)])
+
+
+@converts("RMSNormalization")
+def _rms_normalization(n: Node):
+    """Compute in the dtype of x, at least in float32; ONNX's own definition squares float64 in float32."""
+    axes = list(range(n.get("axis", -1) % n.rank, n.rank))
+    x = n.builder.emit(R.astype(n.x, "float32")) if n.dtype in ("float16", "bfloat16") else n.x
+    squares = R.mean(R.multiply(x, x), axes, keepdims=True)
+    epsilon = n.get("epsilon", float(np.float32(1e-5)))
+    deviation = R.sqrt(R.add(squares, relax.const(epsilon, x.ty.dtype)))
+    return R.multiply(n.cast(n.emit(R.divide(x, deviation)), dtype_of(n.inputs[1])), n.inputs[1])
 
 
 @converts("InstanceNormalization")
