@@ -453,7 +453,10 @@ def _reference(
         return [np.asarray(each) for each in framework(*wide)]
 
     def rounded(x, dtype):
-        return x * (1 + float(ml_dtypes.finfo(dtype).eps) * rng.uniform(-1, 1, x.shape))
+        info = ml_dtypes.finfo(dtype)
+        with np.errstate(invalid="ignore"):  # an infinity stays one; below `tiny` numbers are as far apart as there
+            error = np.maximum(float(info.eps) * np.abs(x), float(info.smallest_subnormal))
+            return np.where((x != 0) & np.isfinite(x), x + error * rng.uniform(-1, 1, x.shape), x)
 
     try:
         with np.errstate(all="ignore"):
