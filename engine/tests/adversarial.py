@@ -454,7 +454,10 @@ def _reference(
         return [np.asarray(each) for each in framework(*wide)]
 
     def rounded(x, dtype):
-        return x * (1 + float(ml_dtypes.finfo(dtype).eps) * rng.uniform(-1, 1, x.shape))
+        info = ml_dtypes.finfo(dtype)
+        with np.errstate(invalid="ignore"):  # an infinity stays one; below `tiny` numbers are as far apart as there
+            error = np.maximum(float(info.eps) * np.abs(x), float(info.smallest_subnormal))
+            return np.where((x != 0) & np.isfinite(x), x + error * rng.uniform(-1, 1, x.shape), x)
 
     try:
         with np.errstate(all="ignore"):
@@ -618,6 +621,7 @@ class _Onnx:
     # A sum in these may overflow, and which does depends on its order; what says so elsewhere, the operator on
     # magnitudes, cannot: bounded functions make 1 or -1 of infinities, and cosines and sines have signs.
     HIDE_OVERFLOW = ("RNN", "GRU", "LSTM", "DFT", "STFT")
+    SINCE = ("test_batchnorm_epsilon_training_mode", "test_batchnorm_example_training_mode")  # as of PyTorch
 
     def __init__(self):
         import onnx_suite
@@ -627,7 +631,7 @@ class _Onnx:
             self.cases = onnx_suite.cases()
         refused = json.loads(Path(onnx_suite.__file__).with_suffix(".json").read_text())["refused"]
         left_out = {name for names in refused.values() for name in names}
-        self.names = [name for name in self.cases if name not in left_out]
+        self.names = [name for name in self.cases if name not in left_out.union(self.SINCE)]
 
     def case(self, name: str, rng) -> Case | None:
         import onnx

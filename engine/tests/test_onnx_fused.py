@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
+import torch.nn.functional as F
 from agreement import close
 from onnx import helper, numpy_helper
 from testing import sampled
@@ -251,3 +253,52 @@ def test_packed_heads(rng):
         ]
         (wanted,) = runtime(models[1], split)
         close(build(*from_onnx(models[0]), opt_level=3)(*whole.values()), wanted, terms=24 * 8, rounded=True, scale=20)
+
+
+@pytest.mark.parametrize(("interleaved", "level"), [(0, 0), (1, 3)])
+def test_rotary_embedding(rng, interleaved, level):
+    """Heads that are one axis or apart, whole or in part, at positions that are given or counted."""
+    angles = rng.uniform(-np.pi, np.pi, (30, 4))
+    weights = {"cos": np.cos(angles).astype("float32"), "sin": np.sin(angles).astype("float32")}
+    feed = {"x": normal(rng, 2, 5, 24), "apart": normal(rng, 2, 3, 5, 8), "wide": normal(rng, 2, 5, 36)}
+    feed |= {"at": rng.integers(0, 30, (2, 5)), "first": np.array([7])}
+    kinds = [("x", "at", {}), ("x", "first", {"num_heads": 3}), ("apart", "at", {}), ("apart", "first", {})]
+    kinds.append(("wide", "at", {"num_heads": 3, "rotary_embedding_dim": 8}))
+    nodes = [
+        helper.make_node("RotaryEmbedding", [x, at, "cos", "sin"], [f"y{n}"], interleaved=interleaved, **how, **MS)
+        for n, (x, at, how) in enumerate(kinds)
+    ]
+    outputs = {f"y{n}": feed[x].ndim for n, (x, *_) in enumerate(kinds)}
+    model = model_of(nodes, feed, outputs, weights, dims=(5,))
+    at = {"x": (2, "length", 24), "apart": (2, 3, "length", 8), "wide": (2, "length", 36), "at": (2, "length")}
+    shorter = {name: np.ascontiguousarray(x.take(range(3), at[name].index("length")) if name in at else x)
+               for name, x in feed.items()}  # fmt: skip
+    agree(model, [feed, shorter], terms=4, level=level)
+
+
+def test_operators_that_onnx_runtime_has_on_gpus_alone(rng):
+    """They are what ONNX Runtime says of them, in float64."""
+    weights = {"b": normal(rng, 10), "w": normal(rng, 6, 3, 3, 4), "c": normal(rng, 6)}
+    weights |= {"g": normal(rng, 4), "h": normal(rng, 4)}
+    feed = {"x": normal(rng, 2, 7, 10), "skip": normal(rng, 2, 7, 10), "image": normal(rng, 2, 7, 9, 4)}
+    feed |= {"first": normal(rng, 2, 4, 5, 3), "row": normal(rng, 2, 4)}
+    nodes = [
+        helper.make_node("BiasAdd", ["x", "b", "skip"], ["y0"], **MS),
+        helper.make_node("BiasSplitGelu", ["x", "b"], ["y1"], **MS),
+        helper.make_node("NhwcConv", ["image", "w", "c"], ["y2"], strides=[2, 1], pads=[1, 0, 0, 1], **MS),
+        helper.make_node("GroupNorm", ["image", "g", "h"], ["y3"], groups=2, activation=1, **MS),
+        helper.make_node("GroupNorm", ["first", "g", "h"], ["y4"], groups=4, channels_last=0, epsilon=0.1, **MS),
+        helper.make_node("SkipGroupNorm", ["image", "g", "h", "row", "g"], ["y5", "y6"], groups=1, **MS),
+    ]
+    wide = {name: torch.from_numpy(x.astype("float64")) for name, x in (feed | weights).items()}
+    left, right = (wide["x"] + wide["b"]).chunk(2, -1)
+    image = F.pad(wide["image"].permute(0, 3, 1, 2), (0, 1, 1, 0))
+    convolved = F.conv2d(image, wide["w"].permute(0, 3, 1, 2), wide["c"], stride=(2, 1)).permute(0, 2, 3, 1)
+    total = wide["image"] + wide["row"][:, None, None] + wide["g"]
+    parts, affine = (x.permute(0, 3, 1, 2) for x in (wide["image"], total)), (wide["g"], wide["h"])
+    grouped, summed = (F.group_norm(x, n, *affine).permute(0, 2, 3, 1) for x, n in zip(parts, (2, 1), strict=True))
+    wanted = [wide["x"] + wide["b"] + wide["skip"], left * F.gelu(right), convolved]
+    wanted += [F.silu(grouped), F.group_norm(wide["first"], 4, *affine, eps=0.1), summed, total]
+    for level in LEVELS:
+        model = model_of(nodes, feed, {f"y{n}": x.ndim for n, x in enumerate(wanted)}, weights)
+        close(list(build(*from_onnx(model), opt_level=level)(*feed.values())), wanted, terms=64, scale=30)

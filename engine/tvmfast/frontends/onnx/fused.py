@@ -98,6 +98,13 @@ class _Part(Part):
             self.refuse(f"ONNX infers no rank of its input {name!r}; export the model again")
         return len(found.shape.dim)
 
+    def sizes(self, name: str) -> list[int]:
+        """Return a value's shape, which has to be known."""
+        dims = self.type_of(name).shape.dim
+        if not dims or not all(dim.HasField("dim_value") for dim in dims):
+            self.refuse(f"ONNX infers no shape of its input {name!r}; export the model again")
+        return [dim.dim_value for dim in dims]
+
     def number(self, value: float, like: str) -> str:
         """Add a constant of another value's dtype."""
         dtype = tensor_dtype_to_np_dtype(self.type_of(like).elem_type)
@@ -335,6 +342,33 @@ def _embeddings(part: _Part) -> None:
     _normalized(part, total, gamma, beta, epsilon)
 
 
+def _group_norm(part: _Part) -> None:
+    """Normalize groups of channels, which are last by default; perhaps the sum with a skip connection."""
+    x, gamma, beta = part.input(0), part.input(1), part.input(2)
+    dtype, rank, last = part.type_of(x).elem_type, part.rank(x), part.attributes.get("channels_last", 1)
+    if skip := part.input(3):
+        part.require_no(**{"SkipGroupNorm of channels that are not last": not last})
+        skip = part.expanded(skip, *range(1, rank - 1)) if part.rank(skip) == 2 else skip
+        x = part.add("Add", x, skip)
+        x = part.add("Add", x, part.input(4)) if part.input(4) else x
+        part.named(x, 1)
+    forth, back = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
+    x = part.add("Cast", x, to=_FLOAT32)
+    x = part.add("Transpose", x, perm=forth) if last else x
+    groups = part.attributes["groups"]
+    ones, zeros = (part.constant([n] * groups, "float32") for n in (1, 0))
+    rows, epsilon = part.reshaped(x, 0, groups, -1), part.attributes.get("epsilon", 1e-5)
+    y = part.add("InstanceNormalization", rows, ones, zeros, epsilon=epsilon)
+    y = part.add("Reshape", y, part.add("Shape", x))
+    gamma, beta = (
+        part.expanded(part.add("Cast", each, to=_FLOAT32), *range(1, rank - 1)) for each in (gamma, beta)
+    )
+    y = part.add("Add", part.add("Mul", y, gamma), beta)
+    y = part.add("Mul", y, part.add("Sigmoid", y)) if part.attributes.get("activation", 0) else y
+    y = part.add("Transpose", y, perm=back) if last else y
+    part.add("Cast", y, to=dtype, output=part.output(0))
+
+
 # ---------------------------------------------------------------- attention
 
 
@@ -461,6 +495,52 @@ def _unpacked(part: _Part, packed: str, count: int) -> list[str]:
     return [part.add("Gather", order, part.constant(n, "int64"), axis=0) for n in range(count)]
 
 
+def _rotary_embedding(part: _Part) -> None:
+    """Turn the heads of (batch, length, all) or (batch, heads, length, width); see `_turned`.
+
+    A single position is that of the first of each sequence.
+    """
+    x, positions, *tables = (part.input(n) for n in range(4))
+    rotary, heads = (part.attributes.get(name, 0) for name in ("rotary_embedding_dim", "num_heads"))
+    is_scaled = part.attributes.get("scale", 1.0) != 1
+    part.require_no(is_packed_batching=part.attributes.get("is_packed_batching", 0), scale=is_scaled)
+    is_apart = part.rank(x) == 4
+    if rotary and not (heads or is_apart):
+        part.refuse("rotary_embedding_dim without num_heads leaves open how wide a head is")
+    if not is_apart:
+        x = part.reshaped(x, 0, 0, heads or -1, -1 if heads else 2 * part.sizes(tables[0])[1])
+    if part.rank(positions) == 1:
+        counted = part.counter(part.size(x, 2 if is_apart else 1))
+        positions = part.expanded(part.add("Add", counted, positions), 0)
+    turned = _turned(part, x, positions, tables, rotary, 1 if is_apart else 2)
+    if is_apart:
+        part.named(turned, 0)
+    else:
+        part.reshaped(turned, 0, 0, -1, output=part.output(0))
+
+
+def _turned(part: _Part, x: str, positions: str, tables: list[str], rotary: int, axis: int) -> str:
+    """Turn pairs of numbers of each head by angles (Su et al., 2021, https://arxiv.org/abs/2104.09864).
+
+    Tables (position, pairs) hold their cosines and sines. The first `rotary` numbers of a head are turned, 0
+    for all: those that are neighbours if the node is interleaved, else those of its two halves. `axis` is
+    that of the heads in `x` of rank 4; the positions are (batch, length).
+    """
+    cosines, sines = (part.expanded(part.add("Gather", table, positions), axis) for table in tables)
+    rest = ""
+    if rotary:
+        begin, middle, end, last = (part.constant([n], "int64") for n in (0, rotary, _LARGE, 3))
+        x, rest = (part.add("Slice", x, *ends, last) for ends in ((begin, middle), (middle, end)))
+    interleaved = part.attributes.get("interleaved", 0)
+    pairs, apart = part.reshaped(x, 0, 0, 0, *((-1, 2) if interleaved else (2, -1))), 4 if interleaved else 3
+    real, imaginary = (part.add("Gather", pairs, part.constant(n, "int64"), axis=apart) for n in (0, 1))
+    products = [part.add("Mul", a, b) for a in (real, imaginary) for b in (cosines, sines)]
+    both = part.add("Sub", products[0], products[3]), part.add("Add", products[1], products[2])
+    turned = part.add("Concat", *(part.expanded(each, apart) for each in both), axis=apart)
+    turned = part.reshaped(turned, 0, 0, 0, -1)
+    return part.add("Concat", turned, rest, axis=3) if rest else turned
+
+
 _MICROSOFT = "com.microsoft"
 _OF_MICROSOFT: dict[str, Callable[[_Part], None]] = {
     "Gelu": lambda part: _gelu(part, part.input(0), part.output(0)),
@@ -478,8 +558,11 @@ _OF_MICROSOFT: dict[str, Callable[[_Part], None]] = {
     "SimplifiedLayerNormalization": _rms_normalization,
     "SkipLayerNormalization": _skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": _skip_layer_normalization,
+    "GroupNorm": _group_norm,
+    "SkipGroupNorm": _group_norm,
     "EmbedLayerNormalization": _embeddings,
     "Attention": _attention,
     "MultiHeadAttention": _multi_head_attention,
+    "RotaryEmbedding": _rotary_embedding,
 }
 _RULES = {(_MICROSOFT, op): rule for op, rule in _OF_MICROSOFT.items()}

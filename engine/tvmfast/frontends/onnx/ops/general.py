@@ -226,8 +226,8 @@ def _dropout(n: Node):
 @converts("BatchNormalization")
 def _batch_normalization(n: Node):
     """Multiply and add once, as ONNX Runtime does, where a variance of 0 makes an infinity of the factor."""
-    reason = "BatchNormalization with training_mode=1; export the model in inference mode"
-    n.refuse_if(n.get("training_mode", 0), reason)
+    if n.get("training_mode", 0):
+        return _trained(n)
     scale, bias, mean, variance = n.inputs[1:5]
     known, epsilon = constant_array(get_constant(variance, n.params)), np.float32(n.get("epsilon", 1e-5))
     if n.dtype != "float32" or known is None or (known + epsilon).all():
@@ -236,6 +236,26 @@ def _batch_normalization(n: Node):
     shift = n.emit(R.subtract(bias, R.multiply(mean, factor)))
     factor, shift = (R.reshape(each, (-1, *[1] * (n.rank - 2))) for each in (factor, shift))
     return R.add(R.multiply(n.x, factor), shift)
+
+
+def _trained(n: Node) -> relax.Expr:
+    """Normalize by the statistics of the batch, which move the running ones; of halves they are of float32.
+
+    TVM takes another momentum.
+    """
+    x, wide = n.x, "float64" if n.dtype == "float64" else "float32"
+    axes, momentum = [0, *range(2, n.rank)], n.get("momentum", 0.9)
+    data = n.emit(n.cast(x, wide))
+    mean = n.emit(R.mean(data, axes, keepdims=True))
+    centred = n.emit(R.subtract(data, mean))
+    variance = n.emit(R.mean(n.emit(R.multiply(centred, centred)), axes))
+    found, results = (n.emit(R.reshape(mean, [n.shape[1]])), variance), []
+    for new, old in zip(found, n.inputs[3:5], strict=True):
+        kept = n.emit(R.multiply(n.emit(n.cast(old, wide)), relax.const(momentum, wide)))
+        moved = n.emit(R.add(kept, R.multiply(new, relax.const(1 - momentum, wide))))
+        results.append(n.emit(n.cast(moved, dtype_of(old))))
+    y = n.tvm_converter(x, *n.inputs[1:3], *found, training_mode=0)
+    return relax.Tuple([n.emit(relax.TupleGetItem(y, 0)), *results])
 
 
 @converts("ConvTranspose")
