@@ -392,6 +392,31 @@ OF_X = [
     ("of an upper triangle", S.linalg.maketrian(X, lower=False), (2, 6)),
     ("affine grid", S.GridGenerator(X, transform_type="affine", target_shape=(3, 5)), (2, 6)),
     ("warped grid", S.GridGenerator(X, transform_type="warp"), (2, 2, 3, 5)),
+    *(
+        (f"diagonal {offset}", S.diag(X, k=offset, axis1=axis, axis2=-1), (3, 4, 5))
+        for offset, axis in ((0, 0), (2, 1), (-2, 0))
+    ),
+    *((f"of diagonal {offset}", S.diag(X, k=offset), (4,)) for offset in (0, 2, -1)),
+    ("depth to space", S.depth_to_space(X, block_size=2), (2, 12, 3, 4)),
+    ("space to depth", S.space_to_depth(X, block_size=2), (2, 3, 4, 6)),
+    ("batch take", S.batch_take(X, S.cast(S.argmax(X, axis=1) + 3, dtype="int32")), (4, 6)),
+    ("positions", S.unravel_index(S.cast(X * 40, dtype="int32"), shape=(3, 4, 2)), (30,)),
+    ("positions of floats", S.ravel_multi_index(S.floor(X * 4), shape=(-1, 4, 5)), (3, 9)),
+    ("indices", S.contrib.index_array(X, axes=(1, 0)), (2, 3)),
+    ("identity matrix", S.broadcast_add(X, S.eye(3, 4, 1)), (3, 1)),
+    ("steps", S.broadcast_add(X, S.linspace(0, 3, 7, endpoint=False)), (3, 1)),
+    ("running sums", S.cumsum(X, axis=1), (3, 5)),
+    *(
+        (f"moments, {keep}", S.Group(list(S.moments(X, axes=(0, 2), keepdims=keep))), (3, 4, 5))
+        for keep in (True, False)
+    ),
+    ("moments of all", S.Group(list(S.moments(X, axes=(0, 1)))), (3, 4)),
+    ("quadratic", S.contrib.quadratic(X, a=0.5, b=-2, c=3), (3, 4)),
+    ("straight through", S.contrib.round_ste(X * 4) + S.contrib.sign_ste(S.contrib.gradientmultiplier(X)), (3, 40)),
+    ("normalized image", S.image.normalize(X, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)), (2, 3, 4, 5)),
+    ("image to a tensor", S.image.to_tensor(X), (2, 4, 5, 3)),
+    ("cropped image", S.image.crop(X, x=1, y=0, width=3, height=2), (4, 5, 3)),
+    ("flipped image", S.image.flip_left_right(S.image.flip_top_bottom(X)), (4, 5, 3)),
     ("interleaved queries and keys", S.contrib.interleaved_matmul_selfatt_qk(X, heads=2), (5, 3, 24)),
 ]
 
@@ -511,6 +536,16 @@ def test_roots_of_numbers_of_all_sizes():
     for dtype, largest in (("float16", 4), ("float32", 38), ("float64", 300)):
         x = np.array([0, 1, -8, np.inf, -np.inf, np.nan, *(10.0 ** np.linspace(-largest, largest, 50))], dtype)
         close(ours_of(S.cbrt(X), {"x": x}, {}), np.cbrt(x.astype("float64")), terms=4, scale=np.abs(np.cbrt(x)))
+
+
+@pytest.mark.parametrize("name", ["nansum", "nanprod"])
+def test_sums_and_products_without_nan(name):
+    x = np.float32([[np.nan, 1, 2], [np.nan] * 3, [2, np.nan, 3], [0.0, -3, 4]])
+    for axis in (0, 1, None):
+        both(getattr(S, name)(X, axis=axis), {"x": x}, {}, exact=True)
+    if name == "nanprod":  # in sums MXNet makes NaN of an infinity to which it adds
+        both(S.nanprod(X), {"x": np.float32([np.inf, np.nan, -2])}, {}, exact=True)
+    both(getattr(S, name)(X, axis=0), {"x": np.array([[3, 4], [5, 6]], "int32")}, {}, exact=True)
 
 
 def test_indices_outside_are_clipped_wrapped_or_refused_as_by_mxnet():

@@ -20,7 +20,17 @@ from ..contract import as_model
 from ..dynamic.probing import with_dynamic_dims
 from . import gluon
 from .files import Graph, bare_name, read_params, read_symbol
-from .ops import attention, detection, linalg, mx_np, nn, spatial, tensor  # noqa: F401  (they fill the table)
+from .ops import (  # noqa: F401  (they fill the table)
+    attention,
+    detection,
+    image,
+    layout,
+    linalg,
+    mx_np,
+    nn,
+    spatial,
+    tensor,
+)
 from .ops.call import CONVERTERS, Call
 
 _log = logging.getLogger(__name__)

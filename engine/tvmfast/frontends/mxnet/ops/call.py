@@ -38,7 +38,10 @@ def in_float32(convert: Callable) -> Callable:
         if c.dtype != "float16":
             return convert(c)
         inputs = [c.emit(c.cast(each, "float32")) for each in c.inputs]
-        return c.cast(c.emit(convert(Call(c.node, inputs, c.names, c.builder))), c.dtype)
+        result = convert(Call(c.node, inputs, c.names, c.builder))
+        if isinstance(result, list):
+            return [c.cast(c.emit(each), c.dtype) for each in result]
+        return c.cast(c.emit(result), c.dtype)
 
     return converted
 

@@ -107,6 +107,8 @@ converts("degrees")(lambda c: c.x * c.const(180 / math.pi))
 converts("radians")(lambda c: c.x * c.const(math.pi / 180))
 converts("softsign")(lambda c: c.x / (op.abs(c.x) + c.const(1)))
 converts("logical_not")(lambda c: op.astype(op.equal(c.x, c.const(0)), c.dtype))
+converts("_contrib_gradientmultiplier")(lambda c: c.x)
+converts("_contrib_sign_ste")(CONVERTERS["sign"])
 converts("_contrib_div_sqrt_dim")(lambda c: c.x / c.const(math.sqrt(c.shape[-1])))
 
 
@@ -141,13 +143,19 @@ def _rint(c: Call):
     return op.where(op.less_equal(c.x - below, above - c.x), below, above)
 
 
-@converts("round")
+@converts("round", "_contrib_round_ste")
 def _round(c: Call):
     """Round to the nearest integer, halves away from 0."""
     if not c.dtype.startswith("float"):
         return c.x
     whole = op.trunc(c.x)
     return op.where(op.less(op.abs(c.x - whole), c.const(0.5)), whole, whole + op.sign(c.x))
+
+
+@converts("_contrib_quadratic")
+def _quadratic(c: Call):
+    a, b, constant = (c.const(float(c.get(name, 0))) for name in "abc")
+    return c.x * (a * c.x + b) + constant
 
 
 @converts("cbrt")

@@ -14,7 +14,7 @@ from ....core.bounds_check import checked
 from ....kernels import linalg
 from ...context import shape_of
 from ...ops.common import product
-from .call import Call, converts
+from .call import CONVERTERS, Call, converts
 
 
 def _of_matrices(*names: str):
@@ -199,6 +199,9 @@ def _potrf(c: Call):
     wanted = "a positive-definite matrix, got one that is not, as shows in row"
     factor = c.emit(factor + _required(c, info, wanted))
     return op.reshape(factor if lower else _turned(c, factor), list(c.shape))
+
+
+converts("_npi_cholesky")(CONVERTERS["_linalg_potrf"])
 
 
 @_of_matrices("potri")

@@ -8,11 +8,12 @@ import functools
 import itertools
 import math
 
+import numpy as np
 from tvm import relax
 from tvm.relax import op
 
 from ...context import dtype_of, shape_of
-from .call import CONVERTERS, Call, converts
+from .call import CONVERTERS, Call, converts, in_float32
 from .elementwise import hypot, modulo, nonzero, require_floats
 from .nn import contracted
 from .tensor import flat
@@ -65,20 +66,59 @@ def _register(name: str, function, of_floats: bool) -> None:
 
     converts(f"_npi_{name}")(functools.partial(converted, pair=lambda c: c.inputs))
     converts(f"_npi_{name}_scalar")(functools.partial(converted, pair=lambda c: (c.x, _number(c))))
-    if name in ("subtract", "mod", "power", "true_divide"):
+    if name in ("subtract", "mod", "power", "true_divide", "arctan2", "copysign", "ldexp"):
         converts(f"_npi_r{name}_scalar")(functools.partial(converted, pair=lambda c: (_number(c), c.x)))
+
+
+def _copysign(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+    """Return `a` with the sign of `b`, of which NaN is positive."""
+    zero, one = (relax.const(value, dtype_of(b)) for value in (0, 1))
+    below = op.logical_or(op.less(b, zero), op.logical_and(op.equal(b, zero), op.less(one / b, zero)))
+    return op.where(below, op.negative(op.abs(a)), op.abs(a))
+
+
+def _ldexp(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+    return a * op.power(relax.const(2, dtype_of(b)), b)
 
 
 _COMPUTED = ("add", "subtract", "multiply", "maximum", "minimum")
 _COMPARED = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
 _OF_ALL_DTYPES = {"mod": modulo, **{name: getattr(op, name) for name in (*_COMPUTED, *_COMPARED)}}
 _OF_FLOATS = {"power": op.power, "true_divide": op.divide, "hypot": hypot}
+_OF_FLOATS |= {"arctan2": op.atan2, "copysign": _copysign, "ldexp": _ldexp}
 for _name, _function in {**_OF_ALL_DTYPES, **_OF_FLOATS}.items():
     _register(_name, _function, _name in _OF_FLOATS)
 converts("_npi_logical_not")(lambda c: op.logical_not(nonzero(c.x)))
 converts("_npi_isnan")(lambda c: op.isnan(c.x))
 converts("_npi_isinf")(lambda c: op.isinf(c.x))
 converts("_npi_isfinite")(lambda c: op.isfinite(c.x))
+converts("_npi_isposinf")(lambda c: op.equal(c.x, c.const(math.inf)))
+converts("_npi_isneginf")(lambda c: op.equal(c.x, c.const(-math.inf)))
+
+
+@converts("_npi_nan_to_num")
+def _nan_to_num(c: Call):
+    if not c.dtype.startswith("float"):
+        return c.x
+    largest = float(np.finfo(c.dtype).max)
+    x = op.where(op.isnan(c.x), c.const(float(c.get("nan", 0))), c.x)
+    x = op.where(op.equal(x, c.const(math.inf)), c.const(float(c.get("posinf", largest))), x)
+    return op.where(op.equal(c.x, c.const(-math.inf)), c.const(float(c.get("neginf", -largest))), x)
+
+
+def _bits(name: str):
+    """Return a function of bits, of bools a logical one."""
+
+    def function(*operands):
+        kind = "logical" if dtype_of(operands[0]) == "bool" else "bitwise"
+        return getattr(op, f"{kind}_{name}")(*operands)
+
+    return function
+
+
+for _name in ("and", "or", "xor"):
+    _register(f"bitwise_{_name}", _bits(_name), False)
+converts("_npi_bitwise_not")(lambda c: _bits("not")(c.x))
 
 
 @converts("_npi_around")
@@ -176,15 +216,93 @@ def _pad(c: Call):
 
 
 def _reduced(c: Call, reduce):
+    return reduce(_summable(c), c.axes(), keepdims=bool(c.get("keepdims", False)))
+
+
+def _summable(c: Call) -> relax.Expr:
+    """Return the input in the dtype of its sum: that which the node asks for, its own, or int64 of bools."""
+    c.refuse(initial=())
+    return c.emit(c.cast(c.x, c.get("dtype", "int64" if c.dtype == "bool" else c.dtype)))
+
+
+converts("_np_sum")(functools.partial(_reduced, reduce=op.sum))
+converts("_np_prod")(functools.partial(_reduced, reduce=op.prod))
+
+
+@converts("_np_max", "_np_min", "_np_any", "_np_all")
+def _extreme(c: Call):
+    """Return the largest or least elements; of bools whether any, or all, are true."""
+    of_bools = c.dtype == "bool" or c.op in ("_np_any", "_np_all")
+    x = c.emit(op.astype(nonzero(c.x), "int32")) if of_bools else c.x
+    reduce = op.max if c.op in ("_np_max", "_np_any") else op.min
+    result = c.emit(reduce(x, c.axes(), keepdims=bool(c.get("keepdims", False))))
+    return op.astype(result, "bool") if of_bools else result
+
+
+@converts("_npi_mean")
+def _mean(c: Call):
+    dtype = c.get("dtype", c.dtype if c.dtype.startswith("float") else "float32")
+    return op.mean(c.emit(c.cast(c.x, dtype)), c.axes(), keepdims=bool(c.get("keepdims", False)))
+
+
+@converts("_npi_var", "_npi_std")
+def _spread(c: Call):
     require_floats(c.x)
-    c.refuse(dtype=(c.dtype,), initial=(), ddof=(0,))
-    return reduce(c.x, c.axes(), keepdims=bool(c.get("keepdims", False)))
+    c.refuse(dtype=(c.dtype,))
+    axes, less = c.axes(), int(c.get("ddof", 0))
+    count = math.prod(n for axis, n in enumerate(c.shape) if axes is None or axis in axes)
+    c.refuse_if(count <= less, f"ddof={less} of {count} numbers")
+    result = op.variance(c.x, axes, keepdims=bool(c.get("keepdims", False)))
+    result = c.emit(result * c.const(count / (count - less)) if less else result)
+    return op.sqrt(result) if c.op == "_npi_std" else result
 
 
-_REDUCTIONS = {f"_np_{name}": getattr(op, name) for name in ("sum", "max", "min", "prod")}
-_REDUCTIONS |= {"_npi_mean": op.mean, "_npi_var": op.variance, "_npi_std": op.std}
-for _name, _function in _REDUCTIONS.items():
-    converts(_name)(functools.partial(_reduced, reduce=_function))
+@converts("_npi_norm")
+@in_float32
+def _norm(c: Call):
+    """Return norms of vectors, or of matrices (flag 1) those of Frobenius; flag -2 means all elements."""
+    require_floats(c.x)
+    c.refuse(flag=(-2, -1, 1), ord=(1, 2))
+    axes, keep = c.axes(), bool(c.get("keepdims", False))
+    if c.get("ord", 2) == 1:
+        c.refuse(flag=(-1,))
+        return op.sum(op.abs(c.x), axes, keepdims=keep)
+    return op.sqrt(op.sum(c.x * c.x, axes, keepdims=keep))
+
+
+@converts("_npi_average")
+def _average(c: Call):
+    require_floats(c.x)
+    c.refuse(returned=(False,))
+    axis = c.axes()
+    if not c.get("weighted", True):
+        return op.mean(c.x, axis)
+    weights = c.inputs[1]
+    _alike(c.x, weights)
+    if shape_of(weights) != c.shape:
+        c.refuse_if(axis is None or len(axis) != 1, f"weights of shape {shape_of(weights)} for {c.shape}")
+        weights = c.along(1, c.shape[axis[0]], axis[0])
+    weights = c.emit(op.broadcast_to(weights, c.shape))
+    return op.sum(c.x * weights, axis) / op.sum(weights, axis)
+
+
+@converts("_npi_percentile")
+def _percentile(c: Call):
+    require_floats(c.x)
+    c.refuse_if(len(c.inputs) > 1, "an array of percentages")
+    c.refuse(interpolation=("linear", "lower", "higher", "midpoint"))
+    axes = c.axes() or list(range(c.rank))
+    rest = [axis for axis in range(c.rank) if axis not in axes]
+    count = math.prod(c.shape[axis] for axis in axes)
+    x = c.emit(op.reshape(op.permute_dims(c.x, rest + axes), [*(c.shape[axis] for axis in rest), count]))
+    x, place = c.emit(op.sort(x, len(rest))), float(c.need("q_scalar")) / 100 * (count - 1)
+    low, high = (c.element(x, round_(place), len(rest)) for round_ in (math.floor, math.ceil))
+    parts = {"linear": place - math.floor(place), "lower": 0, "higher": 1, "midpoint": 0.5}
+    part = parts[c.get("interpolation", "linear")]
+    result = low if part == 0 else high if part == 1 else low * c.const(1 - part) + high * c.const(part)
+    if not c.get("keepdims", False):
+        return result
+    return op.reshape(result, [1 if axis in axes else n for axis, n in enumerate(c.shape)])
 
 
 @converts("_npi_argmax", "_npi_argmin")
@@ -199,10 +317,37 @@ def _argmax(c: Call):
 
 @converts("_np_cumsum")
 def _cumsum(c: Call):
-    require_floats(c.x)
-    c.refuse(dtype=(c.dtype,))
-    axis = c.get("axis")
-    return op.cumsum(flat(c) if axis is None else c.x, int(axis or 0))
+    axis, x = c.get("axis"), _summable(c)
+    return op.cumsum(op.reshape(x, [math.prod(c.shape)]) if axis is None else x, int(axis or 0))
+
+
+@converts("_npi_diff", "_npi_ediff1d")
+def _differences(c: Call):
+    """Return the differences of neighbours, n times; ediff1d's are of all elements, between two numbers."""
+    is_flat = c.op == "_npi_ediff1d"
+    c.refuse(to_begin_arr_given=(False,), to_end_arr_given=(False,))
+    c.refuse_if(c.dtype == "bool", "numbers of bool")
+    x, axis = (c.emit(flat(c)), 0) if is_flat else (c.x, int(c.get("axis", -1)) % c.rank)
+    for _ in range(int(c.get("n", 1))):
+        size = shape_of(x)[axis]
+        if size < 2:
+            raise ValueError(f"no differences are left along axis {axis} of shape {c.shape}")
+        x = c.emit(op.strided_slice(x, [axis], [1], [size]) - op.strided_slice(x, [axis], [0], [size - 1]))
+    ends = [c.get(f"to_{name}_scalar") for name in ("begin", "end")]
+    parts = [None if end is None else c.const(np.array([end]), c.dtype) for end in ends]
+    parts = [part for part in (parts[0], x, parts[1]) if part is not None]
+    return op.concat(parts, 0) if len(parts) > 1 else x
+
+
+@converts("_npi_polyval")
+def _polyval(c: Call):
+    """Evaluate a polynomial at the second input; the first has its coefficients, the highest first."""
+    x, result = c.inputs[1], None
+    _alike(c.x, x)
+    for n in range(c.shape[0]):
+        coefficient = c.element(c.x, n)
+        result = coefficient if result is None else c.emit(result * x + coefficient)
+    return op.broadcast_to(result, shape_of(x))
 
 
 @converts("_npi_matmul", "_np_dot")

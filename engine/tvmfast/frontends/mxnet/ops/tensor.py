@@ -82,7 +82,8 @@ def _split_v2(c: Call):
     axis, sections = int(c.get("axis", 0)) % c.rank, int(c.get("sections", 0))
     begins = list(c.get("indices", (0,)))
     if sections:
-        begins = [n * (c.shape[axis] // sections) for n in range(sections)]
+        size, larger = divmod(c.shape[axis], sections)  # the first parts are larger by one
+        begins = [n * size + min(n, larger) for n in range(sections)]
     return _cut(c, axis, begins)
 
 
@@ -228,7 +229,7 @@ def _embedding(c: Call):
     return op.take(weight, _in_range(c, c.x, shape_of(weight)[0]), 0, mode="clip")
 
 
-@converts("pick", "choose_element_0index")
+@converts("pick", "choose_element_0index", "batch_take")
 def _pick(c: Call):
     axis = int(c.get("axis", -1)) % c.rank
     indices = _in_range(c, c.inputs[1], c.shape[axis])
@@ -365,6 +366,31 @@ converts("mean")(functools.partial(_reduced, reduce=op.mean))
 converts("max", "max_axis")(functools.partial(_reduced, reduce=op.max))
 converts("min", "min_axis")(functools.partial(_reduced, reduce=op.min))
 converts("prod")(functools.partial(_reduced, reduce=op.prod))
+
+
+@converts("nansum", "nanprod")
+def _without_nan(c: Call):
+    reduce, neutral = (op.sum, 0) if c.op == "nansum" else (op.prod, 1)
+    if not c.dtype.startswith("float"):
+        return _reduced(c, reduce)
+    return _reduced(
+        c, lambda x, *how, **also: reduce(op.where(op.isnan(x), c.const(neutral), x), *how, **also)
+    )
+
+
+@converts("moments")
+@in_float32
+def _moments(c: Call):
+    """Return means and variances; of all axes they have one, as MXNet's arrays have."""
+    if (axes := c.axes("axes")) is None:
+        raise ValueError("the attribute 'axes' is missing")
+    mean = c.emit(op.mean(c.x, axes, keepdims=True))
+    centred = c.emit(c.x - mean)
+    variance = c.emit(op.mean(centred * centred, axes, keepdims=True))
+    if c.get("keepdims", False):
+        return [mean, variance]
+    shape = [n for axis, n in enumerate(c.shape) if axis not in axes] or [1]
+    return [op.reshape(each, shape) for each in (mean, variance)]
 
 
 @converts("norm")
