@@ -22,6 +22,7 @@ from ..type_promotion import OF_MIXED_TYPES, of_nothing, with_exact_scalars
 from .indexing import INDEXING
 from .linalg import LINALG
 from .recurrent import RECURRENT
+from .special import SPECIAL
 
 aten = torch.ops.aten
 _Weight = Tensor | None  # of a norm, or its bias
@@ -60,49 +61,11 @@ def _hypot(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(infinite, none + math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-def _signbit(x: Tensor) -> Tensor:
-    """Return whether the sign is negative; NaN counts as positive."""
-    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
-
-
-def _copysign(a: Tensor, b: Tensor) -> Tensor:
-    dtype = torch.result_type(a, b)
-    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-    a, b = a.to(dtype), b.to(dtype)
-    return torch.where(_signbit(b), -a.abs(), a.abs())
-
-
 def _angle(x: Tensor) -> Any:
     if x.is_complex():
         return NotImplemented
     floats = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     return torch.where(x < 0, math.pi, torch.where(torch.isnan(floats), floats, 0.0))
-
-
-_ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807)
-_ERFC += (-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223)
-
-
-def _erfcx_of_positives(x: Tensor) -> Tensor:
-    """Compute exp(x²) erfc(x) to 1.2e-7 relative (the Chebyshev fit of Numerical Recipes, section 6.2)."""
-    t, total = 1 / (1 + 0.5 * x), torch.zeros_like(x)
-    for coefficient in _ERFC:
-        total = total * t + coefficient
-    return t * torch.exp(total)
-
-
-def _erfcx(x: Tensor) -> Any:
-    if x.dtype != torch.float32:
-        return NotImplemented
-    of_positives = torch.where(x == math.inf, 0.0, _erfcx_of_positives(x.abs()))
-    return torch.where(x < 0, 2 * torch.exp(x * x) - of_positives, of_positives)
-
-
-def _erfc(x: Tensor) -> Any:
-    if x.dtype != torch.float32:
-        return NotImplemented
-    tail = torch.where(x.abs() == math.inf, 0.0, torch.exp(-x * x) * _erfcx_of_positives(x.abs()))
-    return torch.where(x.abs() < 0.5, 1 - torch.erf(x), torch.where(x < 0, 2 - tail, tail))
 
 
 def _rrelu(
@@ -352,6 +315,11 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
     return torch.linalg.vector_norm(differences, p, -1)
 
 
+def _pdist(x: Tensor, p: float = 2) -> Tensor:
+    first, second = torch.triu_indices(len(x), len(x), 1)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
 def _spread(finish: Callable, of_means: bool = False) -> Callable:
     """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
 
@@ -572,15 +540,19 @@ _PRESERVED = (
     *(aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
 )
 
+# PyTorch has decompositions of these, but not among those that it exports by.
+_AS_PYTORCH = (
+    *(aten.addmv.default, aten.dist.default, aten.ldexp.Tensor),
+    *(aten.tril_indices.default, aten.triu_indices.default),
+)
+
 DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     aten.arange.start_step: _arange,
     aten._safe_softmax.default: _safe_softmax,
     aten._native_multi_head_attention.default: _attention,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    **{
-        each: decomposition_table[each] for each in (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)
-    },
+    **{each: decomposition_table[each] for each in _AS_PYTORCH},
     aten.softmax.int: _in_dtype(aten.softmax.int),
     aten.log_softmax.int: _in_dtype(aten.log_softmax.int),
     aten.exp2.default: lambda x: torch.pow(2.0, x),
@@ -594,12 +566,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.clamp_max.Tensor: torch.minimum,
     aten.frac.default: lambda x: x - torch.trunc(x),
     aten.hypot.default: _hypot,
-    aten.signbit.default: _signbit,
-    aten.copysign.Tensor: _copysign,
     aten.angle.default: _angle,
     aten.rrelu_with_noise_functional.default: _rrelu,
-    aten.erfc.default: _erfc,
-    aten.special_erfcx.default: _erfcx,
     **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean),
     aten.addbmm.default: _addbmm,
     aten.addmm.default: _sum_with_product(torch.mm),
@@ -609,6 +577,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten._trilinear.default: _trilinear,
     aten.linalg_vector_norm.default: _vector_norm,
     aten._cdist_forward.default: _cdist,
+    aten._pdist_forward.default: _pdist,
     aten.var.correction: _spread(lambda variance, _: variance),
     aten.std.correction: _spread(lambda variance, _: torch.sqrt(variance)),
     aten.var_mean.correction: _spread(lambda variance, mean: (variance, mean), True),
@@ -620,6 +589,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     **INDEXING,
     **LINALG,
     **RECURRENT,
+    **SPECIAL,
     **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,
