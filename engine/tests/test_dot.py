@@ -9,8 +9,10 @@ from tvm.relax import op as R
 
 import tvmfast
 from tvmfast.compiler.schedule.dot import DOTS
+from tvmfast.compiler.schedule.rules import RULES
+from tvmfast.compiler.schedule.workloads.conv2d import Convolution
 from tvmfast.core import machine
-from tvmfast.core.simd import PLAIN, simd_of
+from tvmfast.core.simd import PLAIN, Simd, simd_of
 
 LEVELS = pytest.mark.parametrize("level", [0, 3])
 CPUS = {  # by instruction: a target, the mnemonic in its assembly, and its registers
@@ -408,6 +410,41 @@ def test_each_cpu_gets_its_instruction(rng, name):
     for kernel in used.index:
         lines = [line for line in lib.source(kernel, "asm").splitlines() if mnemonic in line]
         assert any(registers in line for line in lines) and not any("ubs" in line for line in lines)
+
+
+def test_products_of_16_bits_are_added_one_by_one(rng):
+    """Where LLVM may, it adds those of several steps to each other first, and keeps the sums on the stack."""
+
+    def body(net, x):
+        x = net.qdq(net.conv(net.qdq(x, 0.1), 64, 1, padding=0), 0.1)
+        x = net.qdq(net.conv(x, 64, 3, 2), 0.1)
+        return net.matmul(net.reshape(x, (49, 64)), net.weight(net.integers((64, 96)), 0.01, axis=1))
+
+    lib = Network((1, 64, 14, 14), rng)(body, target=HASWELL | {"num-cores": 2})
+    used = lib.kernels.index[lib.kernels.family.str.startswith("dot_")]
+    assert len(used) == 3
+    for kernel in used:
+        lines = [line.split() for line in lib.source(kernel, "asm").splitlines()]
+        products = [at for at, line in enumerate(lines) if line[:1] == ["vpmaddwd"]]
+        assert products and all(lines[at + 1][0] == "vpaddd" for at in products)
+        assert not any("(%rsp)" in line[-1] and "%ymm" in line[1] for line in lines[products[0] : products[-1]])
+
+
+AVX2 = Simd(8, 16, dot="vpmaddwd 256")
+
+
+def test_with_16_registers_bytes_of_a_depthwise_convolution_use_seven_for_sums():
+    """Seven divides the widths of most networks."""
+    for size in (7, 14, 28, 56, 112):
+        workload = Convolution((1, 32, size, size), (32, 1, 3, 3), (1, 1), (1,) * 4, (1, 1), 32, True, "uint8")
+        assert RULES["depthwise"].default(workload, AVX2).tile_ow == 7
+
+
+def test_tasks_that_pack_their_own_pixels_are_enough_for_the_threads():
+    rule = RULES["dot_conv"]
+    for size in (14, 28, 56):
+        workload = Convolution((1, 64, size, size), (64, 64, 1, 1), (1, 1), (0,) * 4, (1, 1), 1, True, "uint8")
+        assert rule.loops(workload, rule.default(workload, AVX2), 8).n_tasks >= 8
 
 
 def test_a_chain_of_quantized_functions_takes_no_time_to_compile(rng):

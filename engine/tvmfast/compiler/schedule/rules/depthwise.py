@@ -3,7 +3,7 @@
 A tile of `tile_ow` accumulators slides over the window; neighbouring pixels share loads. The kernel is bound
 by memory, so the padding is not stored there: what lies outside of the image is not read (see
 ../post_rewrite.py). Of images of dynamic size, `tile_oh` rows at a time are copied, with their padding, into
-a buffer that stays in the cache.
+a buffer that stays in the cache; so are bytes, converted, where the registers are few.
 """
 
 import math
@@ -60,7 +60,7 @@ class Depthwise(ScheduleRule):
         row = (width * workload.strides[1] + kernel_w) * simd.lanes * 4
         fits = max(1, (_BUFFER // row - kernel_h) // workload.strides[0])
         tile_oh = ceildiv(height, ceildiv(height, min(height, fits)))
-        most = simd.registers // 2 - 2
+        most = simd.registers // 2 - (1 if workload.dtype == "uint8" else 2)
         tile_ow = max((p for p in range(1, most + 1) if width % p == 0), default=1)
         if tile_ow * 2 < most:
             tile_ow = ceildiv(width, ceildiv(width, most))
@@ -86,20 +86,22 @@ class Depthwise(ScheduleRule):
         """Return the convolution of data (N, blocks, H, W, x) with a weight (blocks, 1, KH, KW, x)."""
         return self._compute(data, weight, workload, config, self.annotation(workload, config))
 
-    def of_bytes(self, data, weight, workload: Convolution, config: Config, zero: int):
+    def of_bytes(self, data, weight, workload: Convolution, config: Config, zero: int, stored: bool):
         """Return the same of uint8 data less a zero point, padded with that, and weights of whole numbers.
 
-        The sums in float32 are exact for up to 2^24 / (255 * 128) terms.
+        The sums in float32 are exact for up to 2^24 / (255 * 128) terms. If `stored`, rows are converted
+        once, into a buffer, not for each row of the window.
         """
-        return self._compute(data, weight, workload, config, attribute(self.as_dict(config)), zero)
+        stage = "rows" if stored else "pad"
+        return self._compute(data, weight, workload, config, attribute(self.as_dict(config)), zero, stage)
 
-    def _compute(self, data, weight, workload, config, attrs, zero=0):
+    def _compute(self, data, weight, workload, config, attrs, zero=0, stage="pad"):
         n, blocks, h, w, lanes = unwrap_ints(data.shape)
         (kernel_h, kernel_w), (out_h, out_w) = workload.weight[2:], workload.out_size_of(h, w)
         (sh, sw), (dh, dw) = workload.strides, workload.dilation
         full_h, full_w = round_up(out_h, config.tile_oh), round_up(out_w, config.tile_ow)
         if str(data.dtype) == "uint8":
-            data = _floats(data, workload, full_h, full_w, zero)
+            data = _floats(data, workload, full_h, full_w, zero, stage)
         else:
             data = workload.pad(data, full_h, full_w)
         kernel_h, kernel_w, *shape = of_one_type(kernel_h, kernel_w, blocks, full_h, full_w, lanes)
@@ -119,19 +121,20 @@ class Depthwise(ScheduleRule):
         ho, hi = sch.split(h, [None, config.tile_oh])
         wo, wi = sch.split(w, [None, config.tile_ow])
         sch.reorder(n, o, ho, hi, wo, kh, kw, wi, c)
-        fuse_epilogue(sch, "depthwise", wo, stages=("pad",))
+        fuse_epilogue(sch, "depthwise", wo, stages=("pad", "rows"))
         loop = parallel(sch, [n, o, ho])
         vectorize(sch, [wi, c])
         sch.unroll(kw)
         if window <= _WINDOW_UNROLLED:
             sch.unroll(kh)
-        if "pad" in names:
-            if all(isinstance(sch.get(each).extent, tirx.IntImm) for each in sch.get_loops("pad")[1:]):
-                sch.compute_inline("pad")
+        for name in {"pad", "rows"} & {*names}:
+            known = all(isinstance(sch.get(each).extent, tirx.IntImm) for each in sch.get_loops(name)[1:])
+            if known and name == "pad":
+                sch.compute_inline(name)
                 post_rewrite.annotate_window(sch, kh, columns=(3, 6), axis=3)
             else:
-                sch.compute_at("pad", loop)
-                sch.vectorize(sch.get_loops("pad")[-1])
+                sch.compute_at(name, loop)
+                sch.vectorize(sch.get_loops(name)[-1])
         init = sch.decompose_reduction("depthwise", kh)
         vectorize(sch, sch.get_loops(init)[-2:])
 
@@ -157,7 +160,7 @@ class Depthwise(ScheduleRule):
         )
 
 
-def _floats(data, workload: Convolution, rows: int, columns: int, zero: int):
+def _floats(data, workload: Convolution, rows: int, columns: int, zero: int, name: str):
     """Return uint8 data less a zero point, in float32, padded as `Convolution.pad` does."""
     n, blocks, h, w, lanes = unwrap_ints(data.shape)
     (top, left), (sh, sw), (reach_h, reach_w) = workload.padding[:2], workload.strides, workload.reach
@@ -177,4 +180,4 @@ def _floats(data, workload: Convolution, rows: int, columns: int, zero: int):
         ]
         return te.if_then_else(tirx.all(*tests), value, 0.0) if tests else value
 
-    return te.compute((n, *of_one_type(blocks, height, width, lanes)), element, name="pad")
+    return te.compute((n, *of_one_type(blocks, height, width, lanes)), element, name=name)

@@ -82,9 +82,12 @@ class Convolution(Workload):
         `static` tells whether height and width are.
         """
         rule = RULES["depthwise"]
-        config = rule.default(self, simd) if static else rule.config(self.config_for_dynamic_dims(simd))
-        packed = rule.pack(self, weight, config, simd.lanes)
-        return packed, lambda data, kernel: rule.of_bytes(data, kernel, self, config, zero)
+        if static:
+            config = rule.default(replace(self, dtype="uint8"), simd)
+        else:
+            config = rule.config(self.config_for_dynamic_dims(simd))
+        packed, few = rule.pack(self, weight, config, simd.lanes), simd.registers < 32
+        return packed, lambda data, kernel: rule.of_bytes(data, kernel, self, config, zero, stored=few)
 
     # ------------------------------------------------------------ shapes
 
