@@ -621,7 +621,6 @@ class _Onnx:
     # A sum in these may overflow, and which does depends on its order; what says so elsewhere, the operator on
     # magnitudes, cannot: bounded functions make 1 or -1 of infinities, and cosines and sines have signs.
     HIDE_OVERFLOW = ("RNN", "GRU", "LSTM", "DFT", "STFT")
-    SINCE = ("test_batchnorm_epsilon_training_mode", "test_batchnorm_example_training_mode")  # as of PyTorch
 
     def __init__(self):
         import onnx_suite
@@ -631,7 +630,7 @@ class _Onnx:
             self.cases = onnx_suite.cases()
         refused = json.loads(Path(onnx_suite.__file__).with_suffix(".json").read_text())["refused"]
         left_out = {name for names in refused.values() for name in names}
-        self.names = [name for name in self.cases if name not in left_out.union(self.SINCE)]
+        self.names = [name for name in self.cases if name not in left_out]
 
     def case(self, name: str, rng) -> Case | None:
         import onnx
