@@ -21,7 +21,7 @@ _FUNCTIONS = {f"relax.{name}" for name in (
     "sum", "mean", "variance", "std", "einsum", *_POOLS, "nn.softmax", "nn.log_softmax", "nn.layer_norm",
     "nn.group_norm", "nn.instance_norm", "nn.rms_norm", "log_add_exp", "nn.gelu", "nn.gelu_tanh", "nn.silu",
     "nn.softplus", "nn.selu", "acos", "acosh", "asin", "asinh", "atan", "atanh", "atan2", "cosh",
-    "floor_divide", "floor_mod", "sinh", "tanh",
+    "floor_divide", "floor_mod", "prod", "rsqrt", "sigmoid", "sinh", "tan", "tanh",
 )}  # fmt: skip
 
 

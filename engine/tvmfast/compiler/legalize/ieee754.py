@@ -21,6 +21,7 @@ from ..schedule.direct_tiles import restored
 from ..schedule.pairs import call_instructions
 from ..schedule.parallel import share_loops
 from . import long_sums
+from .bfloat16 import round_bfloat16
 from .lets import on_stack
 
 # ---------------------------------------------------------------- kernels, when they are lowered
@@ -60,7 +61,7 @@ def _lowering() -> tuple:
     )
     return tvm.transform.Sequential(
         [
-            *(use_tiles(), before, long_sums.add_in_blocks()),
+            *(use_tiles(), round_bfloat16(), before, long_sums.add_in_blocks()),
             *(lower, after, configure_tiles(), call_instructions()),
         ]
     ), *finalize
