@@ -181,6 +181,8 @@ SHAPES = {
                             lambda: A.m[1:3, 2:]),
     "strided_slice: constants": (lambda v: relay.strided_slice(v.m, relay.const([1, 2]), relay.const([3, 4])),
                                  lambda: A.m[1:3, 2:4]),
+    "strided_slice: size, from the end": (lambda v: relay.strided_slice(v.m, [-2, -3], [2, 3], slice_mode="size"),
+                                          lambda: A.m[-2:, -3:]),
     "slice_like": (lambda v: relay.slice_like(v.dense, v.m), lambda: A.dense[:4]),
     "slice_like: axes": (lambda v: relay.slice_like(v.x, v.t, axes=(1,)), lambda: A.x[:, :3]),
     "broadcast_to": (lambda v: relay.broadcast_to(v.row, (3, 6)), lambda: np.broadcast_to(A.row, (3, 6))),
@@ -196,6 +198,8 @@ SHAPES = {
     "ones": (lambda v: relay.ones((2, 3), "float32"), lambda: np.ones((2, 3), "float32")),
     "arange": (lambda v: relay.arange(relay.const(2), relay.const(11), relay.const(3)),
                lambda: np.arange(2, 11, 3, "float32")),
+    "arange: int64": (lambda v: relay.arange(relay.const(1 << 40, "int64"), relay.const(2 + (1 << 40), "int64"),
+    dtype="int64"), lambda: np.arange(1 << 40, 2 + (1 << 40))),
     "arange: int": (lambda v: relay.arange(relay.const(5), dtype="int32"), lambda: np.arange(5, dtype="int32")),
     "where": (lambda v: relay.where(v.b, v.m, v.n), lambda: np.where(A.b, A.m, A.n)),
     "cast": (lambda v: relay.cast(v.m, "int32"), lambda: A.m.astype("int32")),
@@ -247,6 +251,8 @@ NETWORK = {
                        lambda: F.conv2d(T("x"), T("w"), padding=1)),
     "nn.conv2d: sides": (lambda v: nn.conv2d(v.x, v.w, padding=(0, 1, 2, 3)),
                          lambda: F.conv2d(F.pad(T("x"), (1, 3, 0, 2)), T("w"))),
+    "nn.conv2d: out layout": (lambda v: nn.conv2d(v.x, v.w, out_layout="NHWC"),
+                              lambda: _nhwc(F.conv2d(T("x"), T("w")))),
     "nn.conv2d: dilation": (lambda v: nn.conv2d(v.x, v.w, dilation=2), lambda: F.conv2d(T("x"), T("w"), dilation=2)),
     "nn.conv2d: groups": (lambda v: nn.conv2d(v.x, v.wg, groups=2, channels=6, kernel_size=(3, 3)),
                           lambda: F.conv2d(T("x"), T("wg"), groups=2)),
@@ -277,6 +283,10 @@ NETWORK = {
     "nn.layer_norm": (lambda v: nn.layer_norm(v.m, v.scale, v.bias),
                       lambda: F.layer_norm(T("m"), (6,), T("scale"), T("bias"))),
     "nn.instance_norm": (lambda v: nn.instance_norm(v.x, v.scale, v.bias), lambda: _normed(A.x, (2, 3), (6, 1, 1))),
+    "nn.instance_norm: last": (lambda v: nn.instance_norm(relay.transpose(v.x, (0, 2, 3, 1)), v.scale, v.bias, axis=-1),
+                               lambda: _nhwc(_normed(A.x, (2, 3), (6, 1, 1)))),
+    "nn.group_norm: last": (lambda v: nn.group_norm(relay.transpose(v.x, (0, 2, 3, 1)), v.scale, v.bias, 3, axis=3),
+                            lambda: _nhwc(F.group_norm(T("x"), 3, T("scale"), T("bias")))),
     "nn.group_norm": (lambda v: nn.group_norm(v.x, v.scale, v.bias, num_groups=3),
                       lambda: F.group_norm(T("x"), 3, T("scale"), T("bias"))),
     "nn.leaky_relu": (lambda v: nn.leaky_relu(v.m, alpha=0.2), lambda: np.where(A.m > 0, A.m, 0.2 * A.m)),
@@ -344,6 +354,8 @@ NETWORK = {
                               lambda: F.interpolate(T("x"), (1, 7), mode="bilinear", align_corners=True)),
     "nn.lrn": (lambda v: nn.lrn(v.x, size=3, axis=1, bias=1.5, alpha=0.1, beta=0.75),
                lambda: F.local_response_norm(T("x"), 3, alpha=0.1, beta=0.75, k=1.5)),
+    "nn.lrn: last": (lambda v: nn.lrn(relay.transpose(v.x, (0, 2, 3, 1)), 3, -1, 1.5, 0.1),
+                     lambda: _nhwc(F.local_response_norm(T("x"), 3, alpha=0.1, beta=0.75, k=1.5))),
     "nn.l2_normalize": (lambda v: nn.l2_normalize(v.x, eps=1e-6, axis=[1]), lambda: F.normalize(T("x"), dim=1)),
     "nn.depth_to_space": (lambda v: nn.depth_to_space(v.depth, 2, mode="CRD"), lambda: F.pixel_shuffle(T("depth"), 2)),
     "nn.depth_to_space: DCR": (lambda v: nn.depth_to_space(v.depth, 2),
@@ -426,6 +438,111 @@ def arrays(results) -> list[np.ndarray]:
     return [*map(np.asarray, results if isinstance(results, list | tuple) else [results])]
 
 
+LIMITS = {dtype: np.iinfo(dtype) for dtype in ("int8", "uint8", "int32", "uint32", "int64", "uint64")}
+ENDS = {dtype: np.array([[ends.min, ends.max, 1], [0, 0, 0]], dtype) for dtype, ends in LIMITS.items()}
+HALVES = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 0.49999997, -8388609, np.inf, -np.inf, np.nan], "float32")
+AWAY = np.array([1, 2, 3, -1, -2, 0, -8388609, np.inf, -np.inf, np.nan], "float32")
+ROWS = np.array([[0, np.inf, -1], [-np.inf] * 3, [np.inf, -np.inf, 0], [np.nan, 0, np.inf]], "float32")
+BYTES = np.arange(-36, 36, dtype="int8").reshape(1, 2, 6, 6)
+HOT = np.eye(3, dtype=bool)[[2, 0]]
+
+
+def _exact() -> dict[str, tuple]:
+    """By operator, and variant behind a colon: an array, what a script does with it, and the values, each exact."""
+    cases = {
+        "round": (HALVES, lambda x: relay.round(x), AWAY),
+        "round: half": (HALVES[:5].astype("float16"), lambda x: relay.round(x), AWAY[:5].astype("float16")),
+        "logsumexp": (ROWS, lambda x: relay.logsumexp(x, 1), np.array([np.inf, -np.inf, np.inf, np.nan], "float32")),
+        "any: fractions": (np.float32([[0.5, 0], [0, 0]]), lambda x: relay.any(x, 1), np.array([True, False])),
+        "all: fractions": (np.float32([[0.5, -0.1], [0, 1]]), lambda x: relay.all(x, 1), np.array([True, False])),
+        "variance: of one": (
+            np.ones((1, 2), "float32"),
+            lambda x: relay.variance(x, 0, unbiased=True),
+            np.full(2, np.nan, "float32"),
+        ),
+        "one_hot: infinite": (
+            np.array([2, 0]),
+            lambda i: relay.one_hot(i, relay.const(0.0), relay.const(-np.inf), 3, -1, "float32"),
+            np.where(HOT, 0, -np.inf).astype("float32"),
+        ),
+        "one_hot: bool": (
+            np.array([2, 0]),
+            lambda i: relay.one_hot(i, relay.const(1), relay.const(0), 3, -1, "bool"),
+            HOT,
+        ),
+        "nn.avg_pool2d: int": (
+            BYTES,
+            lambda x: nn.avg_pool2d(x, (2, 3), (2, 3)) + relay.const(1, "int8"),
+            np.trunc(BYTES.reshape(1, 2, 3, 2, 2, 3).mean((3, 5))).astype("int8") + np.int8(1),
+        ),
+        "clip: half": (ROWS.astype("float16"), lambda x: relay.clip(x, -np.inf, 1e30), ROWS.astype("float16")),
+    }
+    for dtype, ends in ENDS.items():
+        cases |= {
+            f"negative: {dtype}": (ends[0], lambda x: relay.negative(x), np.negative(ends[0])),
+            f"sign: {dtype}": (ends, lambda x: relay.sign(x), np.sign(ends)),
+            f"round: {dtype}": (ends, lambda x: relay.round(x), ends),
+            f"clip: {dtype}": (ends, lambda x: relay.clip(x, -np.inf, 1e30), ends),
+            f"clip: {dtype}, cast": (ends, lambda x: relay.clip(x, 1.9, 6.9), ends.clip(1, 6)),
+            f"all: {dtype}": (ends[:, :2], lambda x: relay.all(x, 1), (ends[:, :2] != 0).all(1)),
+            f"any: {dtype}": (ends[:, :2], lambda x: relay.any(x, 1), (ends[:, :2] != 0).any(1)),
+        }
+    return cases
+
+
+@functools.cache
+def exact(level: int) -> dict[str, np.ndarray]:
+    cases = _exact()
+    inputs = {f"x{n}": array for n, (array, _, _) in enumerate(cases.values())}
+    variables = [relay.var(name, shape=array.shape, dtype=array.dtype.name) for name, array in inputs.items()]
+    calls = [write(x) for x, (_, write, _) in zip(variables, cases.values(), strict=True)]
+    return dict(zip(cases, outputs_of(relay.Function(variables, relay.Tuple(calls)), level, **inputs), strict=True))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("case", _exact())
+def test_values_at_the_ends_of_a_dtype_and_between_whole_numbers(case, level):
+    result, wanted = exact(level)[case], _exact()[case][2]
+    assert result.dtype == wanted.dtype
+    np.testing.assert_array_equal(result, wanted)
+
+
+def nearest(sizes, mode: str, rounding: str) -> np.ndarray:
+    """The nearest neighbours of `A.x`, as TVM 0.12 chose them."""
+    image = A.x
+    for axis, size in zip((2, 3), sizes, strict=True):
+        before, at = image.shape[axis], np.arange(size)
+        at = {
+            "half_pixel": (at + 0.5) * before / size - 0.5,
+            "asymmetric": at * before / size,
+            "align_corners": at * (before - 1) / (size - 1),
+        }[mode]
+        at = {
+            "round": np.floor(at + 0.5),  # none is a half below 0
+            "floor": np.floor(at + 1e-5),
+            "ceil": np.ceil(at - 1e-5),
+            "round_prefer_floor": np.ceil(at - 0.5),
+        }[rounding]
+        image = image.take(at.astype(int), axis, mode="clip")
+    return image
+
+
+def test_nearest_neighbours_are_those_of_the_mode_and_the_rounding():
+    x, calls, wanted = relay.var("x", shape=A.x.shape), [], []
+    for sizes in ((16, 20), (5, 7), (3, 13)):
+        for mode in ("half_pixel", "asymmetric", "align_corners"):
+            default = "round" if mode == "align_corners" else "floor"
+            for rounding in ("", "round", "floor", "ceil", "round_prefer_floor"):
+                calls.append(relay.image.resize2d(x, sizes, None, "NCHW", "nearest_neighbor", mode, rounding))
+                wanted.append(nearest(sizes, mode, rounding or default))
+    calls += [relay.image.resize(x, (5, 7), method="nearest_neighbor"), nn.upsampling(x, 2, 3, align_corners=True)]
+    wanted += [nearest((5, 7), "half_pixel", "floor"), nearest((16, 30), "align_corners", "round")]
+    calls.append(nn.upsampling(x, 1.2, 0.29))
+    wanted.append(nearest((10, 3), "asymmetric", "floor"))
+    for result, each in zip(outputs_of(relay.Function([x], relay.Tuple(calls)), x=A.x), wanted, strict=True):
+        np.testing.assert_array_equal(result, each)
+
+
 def test_indices_outside_are_refused_by_operators_that_do_not_clip_them():
     x, points = relay.var("x", shape=(4, 6)), relay.var("points", shape=(2, 1), dtype="int64")
     i, u = relay.var("i", shape=(2, 1), dtype="int64"), relay.var("u", shape=(2, 1))
@@ -475,6 +592,7 @@ def test_a_number_takes_the_dtype_of_the_expression_beside_it():
     assert relay.Function([half], 1.0 - half * 2.0).ret_type == relay.TensorType((2,), "float16")
     assert relay.const(1.0).checked_type.dtype == "float32"
     assert relay.const(1).checked_type.dtype == "int32"
+    assert relay.const([1, 1 << 40]).data.numpy().tolist() == [1, 1 << 40]
     assert relay.const(np.float64(1)).checked_type.dtype == "float64"
 
 
@@ -1168,6 +1286,7 @@ def test_a_functor_says_which_method_it_lacks():
         (lambda x: relay.take(x, relay.const([0]), axis=0, batch_dims=1), NotImplementedError, "batch_dims"),
         (lambda x: relay.layout_transform(x, "NCHW", "NCHW4c"), ValueError, "no multiple of its block"),
         (lambda x: relay.argmax(x, axis=(0, 1)), ValueError, "one axis"),
+        (lambda x: relay.split(x, 4, axis=1)[0], ValueError, "sections of one size, got 4 of 6"),
         (lambda x: nn.adaptive_max_pool2d(x, (3, 3)), NotImplementedError, "only whole windows"),
         (lambda x: nn.depth_to_space(x, 2, layout="NHWC"), NotImplementedError, "expected the layout NCHW"),
         (lambda x: relay.var("y", relay.TensorType((1,)), shape=(1,)), ValueError, "expected type_annotation or shape"),

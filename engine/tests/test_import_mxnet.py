@@ -294,6 +294,7 @@ OF_X = [
     ("take, wrapped", S.take(X, S.arange(-6, 8), axis=1, mode="wrap"), (3, 5)),
     ("embedding", S.Embedding(S.argmax(X, axis=1), input_dim=5, output_dim=3), (4, 5)),
     ("pick", S.pick(X, S.argmax(X, axis=1), axis=1), (4, 5)),
+    ("pick of a vector", S.pick(X, S.argmax(X)), (5,)),
     ("gather", S.gather_nd(X, S.cast(S.reshape(S.arange(0, 4), shape=(2, 2)), dtype="int32")), (4, 5)),
     ("where", S.where(X > 0, X, X * 2), (4, 5)),
     ("where by rows", S.where(S.slice_axis(X, axis=1, begin=0, end=1).reshape((-1,)) > 0, X, X * 2), (4, 5)),

@@ -212,6 +212,46 @@ def test_pooling_of_as_many_windows_as_strides(rng, level):
 
 
 @LEVELS
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_windows_of_padding_alone(rng, rank, level):
+    """Maxima are the least finite number of the dtype, means and sums 0."""
+    for dtype in ("float16", "float32", "float64"):
+        maxima, sums, inputs = [], [], {}
+        valid = [(2, 3, 2, 4), (1, 4, 1, 3)] if dtype != "float32" else []  # MKLDNN refuses as much padding
+        full = [(2, 3, 1, 4), (2, 4, 1, 5), (1, 3, 0, 5), (3, 2, 1, 6)]
+        for kernel, stride, pad, size in (*valid, *full):
+            x = S.var(f"x{len(inputs)}")
+            inputs[x.name] = rng.uniform(-4, -2, (1, 2, *[size] * rank)).astype(dtype)
+            how = {name: (n,) * rank for name, n in (("kernel", kernel), ("stride", stride), ("pad", pad))}
+            how["pooling_convention"] = "valid" if (kernel, stride, pad, size) in valid else "full"
+            maxima.append(S.Pooling(x, pool_type="max", **how))
+            kinds = [{"pool_type": kind} for kind in ("sum", "avg")]
+            if rank < 3 or how["pooling_convention"] == "full":  # of 3 axes MXNet may divide 0 by 0
+                kinds.append({"pool_type": "avg", "count_include_pad": False})
+            sums += [S.Pooling(x, **how, **kind) for kind in kinds]
+        for symbol, terms in ((S.Group(maxima), 0), (S.Group(sums), 27)):
+            agree(compiled(symbol, inputs, level), symbol, inputs, terms)
+
+
+def test_windows_of_padding_alone_along_dynamic_dims(rng):
+    how = {"kernel": (2, 2), "stride": (3, 3), "pad": (1, 1), "pooling_convention": "full"}
+    symbol = S.Pooling(X, pool_type="max", **how)
+    several = [{"x": rng.standard_normal((1, 2, n, 4), "float32")} for n in (4, 5, 7, 9)]
+    lib = compiled(symbol, several[0], 0, {"x": (1, 2, "n", 4)})
+    for inputs in several:
+        agree(lib, symbol, inputs)
+
+
+@LEVELS
+def test_norms_of_halves_whose_squares_overflow(rng, level):
+    """MXNet adds them up as halves, one after another."""
+    inputs = {"x": rng.uniform(100, 200, (3, 40)).astype("float16")}
+    symbol = S.Group([S.norm(X, axis=1), S.norm(X, ord=1, axis=1), S.norm(X, axis=0, keepdims=True)])
+    wide = mxnets(symbol, {"x": inputs["x"].astype("float64")}, {})
+    close(compiled(symbol, inputs, level)(inputs["x"]), wide, terms=4, rounded=True)
+
+
+@LEVELS
 def test_masks_of_the_best(rng, level):
     names = {"x": ("n", Dim("m", 3), 4)}
     symbol = S.Group(

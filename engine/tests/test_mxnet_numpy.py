@@ -53,6 +53,8 @@ CASES = {
     "largest of all": lambda F, x, y: F.np.argmax(x),
     "running sums": lambda F, x, y: F.np.cumsum(x, axis=1),
     "matmul": lambda F, x, y: F.np.matmul(x, F.np.swapaxes(y, 1, 2)),
+    "determinants": lambda F, x, y: F.np.linalg.det(F.np.matmul(x, F.np.swapaxes(y, 1, 2))),
+    "determinant": lambda F, x, y: F.np.linalg.det(F.np.dot(F.np.reshape(x, (3, 8)), F.np.reshape(y, (8, 3)))),
     "dot": lambda F, x, y: F.np.dot(x, F.np.reshape(y, (4, 6))),
     "batch_dot": lambda F, x, y: F.npx.batch_dot(x, y, transpose_b=True),
     "tensordot": lambda F, x, y: F.np.tensordot(x, y, axes=((0, 2), (0, 2))),

@@ -95,3 +95,18 @@ def test_a_diagonal_that_is_known_in_the_run(rng, level, upper):
 def test_the_number_of_elements(rng):
     model = model_of("n = Size(x) all = Cast<to = 1>(n) y = Div(x, all)", {})
     compare(model, 0, pictures(rng), terms=1)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("batch", [0, 1])
+def test_coordinates_that_count_from_the_end(rng, level, batch):
+    """GatherND takes negative indices by the sizes of the run."""
+    node = f"y = GatherND<batch_dims = {batch}>(x, i)"
+    inputs = f"float[2, 4, h, w] x, int64[2, n, 1, {3 - batch}] i"
+    model = model_of(node, {}, inputs)
+    feeds = []
+    for h, w in ((3, 5), (6, 2)):
+        sizes = (2, 4, h)[batch:]
+        indices = np.stack([rng.integers(-size, size, (2, 7, 1)) for size in sizes], -1)
+        feeds.append({"x": rng.standard_normal((2, 4, h, w)).astype("float32"), "i": indices})
+    compare(model, level, feeds, 1)

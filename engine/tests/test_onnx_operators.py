@@ -260,6 +260,30 @@ def test_crops_that_are_resized(rng, mode):
     agree(model_of(feed, f"<{', '.join(weights)}>", nodes, 18), feed, terms=64)
 
 
+IMAGES = [((1, 2, 5, 6), (1, 2, 9, 7)), ((5, 6), (9, 4)), ((2, 2, 5, 6), (2, 2, 3, 6)), ((2, 8, 5, 6), (2, 8, 10, 12)),
+          ((1, 5, 6, 3), (1, 9, 7, 3)), ((1, 8, 10, 4), (1, 3, 7, 4)), ((1, 1, 5, 6), (1, 1, 1, 6))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "level"), [("uint8", 0), ("int8", 3), ("int32", 0)])
+def test_images_of_integers_are_resized(rng, dtype, level):
+    kinds, feed, weights, nodes = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"), {}, [], []
+    for number, (shape, size) in enumerate(IMAGES):
+        feed[f"x{number}"] = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+        weights.append(f"int64[{len(size)}] size{number} = {{{', '.join(map(str, size))}}}")
+        for kind in kinds:
+            how = f'mode = "linear", coordinate_transformation_mode = "{kind}"'
+            name = f"y{number}{kind}"
+            nodes.append(f"{name} = Resize<{how}>(x{number}, , , size{number}) | {name} {dtype} {len(shape)}")
+    model = model_of(feed, f"<{', '.join(weights)}>", nodes, 19)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for got, want in zip(
+        build(*from_onnx(model), opt_level=level)(*feed.values()), session.run(None, feed), strict=True
+    ):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        # at level 3 a fused multiply-add may round the other way what is then truncated
+        assert np.abs(np.asarray(got).astype("int64") - want).max() <= (level > 0)
+
+
 @pytest.mark.parametrize("opset", [6, 11, 13])
 def test_a_bound_that_is_left_out_is_the_largest_finite_number(opset):
     feed = {"x": np.array([np.inf, -np.inf, 3.4e38, -3.4e38, 0.5, -2], "float32")}
@@ -469,6 +493,7 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two, int64[2, 2] whole
         ('Pad<mode = "symmetric">(x, ends)', "Pad with mode 'symmetric': expected constant, edge, reflect or wrap"),
         ('Pad<mode = "edge">(x, crops)', "Pad with mode 'edge' of an axis without elements"),
         ("Dropout(x, half, yes)", "training mode"),
+        ('Resize<mode = "cubic">(whole, , , four)', "Resize of int64 with mode 'cubic': only floats, and images of"),
         ("ReduceL2(n)", "ReduceL2 of int64: ONNX does not say how it is rounded; cast to float32 before"),
         ("ReduceLogSumExp(many)", "ReduceLogSumExp of int64"),
         ("AffineGrid<align_corners = 1>(x, flat)", "AffineGrid with align_corners of an axis of size 1"),
@@ -483,13 +508,15 @@ def test_what_cannot_be_is_refused_by_name(node, words):
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({given}) => ({_typed(node, outputs)}) '
         f"<float half = {{0.5}}, bool yes = {{1}}, int64[6] ends = {{0, 0, 1, 0, 0, 1}}, "
-        f"int64[6] crops = {{0, 0, -5, 0, 0, 2}}, int64[4] flat = {{1, 3, 1, 4}}> {{ {outputs} = {node} }}"
+        f"int64[6] crops = {{0, 0, -5, 0, 0, 2}}, int64[4] flat = {{1, 3, 1, 4}}, "
+        f"int64[2] four = {{4, 4}}> {{ {outputs} = {node} }}"
     )
     with pytest.raises(NotImplementedError, match=words):
         from_onnx(model)
 
 
 def _typed(node: str, outputs: str) -> str:
-    kinds = dict.fromkeys(("NonZero", "Reduce", "Gemm", "NonMaxSuppression"), "int64") | {"Cast": "float8e4m3fn"}
+    wide = ("NonZero", "Reduce", "Gemm", "NonMaxSuppression", "Resize")
+    kinds = dict.fromkeys(wide, "int64") | {"Cast": "float8e4m3fn"}
     first = next((kind for op, kind in kinds.items() if node.startswith(op)), "float")
     return f"{first} y" + (f", {'int64' if node.startswith('TopK') else 'float'} z" if "z" in outputs else "")

@@ -4,6 +4,7 @@ Where ONNX defines a result bit by bit it has to be that one, elsewhere ONNX Run
 Weights have 7 bits: with AVX2 alone ONNX Runtime's sums of two products of 8 bits saturate.
 """
 
+import itertools
 import logging
 
 import numpy as np
@@ -160,11 +161,35 @@ def test_products_of_integers_are_exact(level):
         np.testing.assert_array_equal(result, want.reshape(result.shape))
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_sums_of_extremes_are_those_of_int32(level):
+    """They wrap around, as two's complement does; 40,000 squares of 255 are more than it holds."""
+    nodes, feed, zeros, outputs, wanted = [], {}, {}, {}, []
+    for left, right in itertools.product(("uint8", "int8"), repeat=2):
+        for length, (low, high) in itertools.product((7, 64, 40_000), ((0, 1), (1, 0))):
+            name = f"{left}_{right}_{length}_{low}"
+            values = [np.array(RANGES[dtype], dtype) for dtype in (left, right)]
+            a, b = np.full((3, length), values[0][high]), np.full((length, 5), values[1][high])
+            feed |= {f"a_{name}": a, f"b_{name}": b}
+            zeros |= {f"y_{name}": values[0][low], f"z_{name}": values[1][low]}
+            inputs = [f"{each}_{name}" for each in "abyz"]
+            nodes.append(helper.make_node("MatMulInteger", inputs, [name]))
+            outputs[name] = ("int32", (3, 5))
+            exact = (a.astype("int64") - values[0][low]) @ (b.astype("int64") - values[1][low])
+            wanted.append(exact.astype("int32"))
+    for got, want in zip(ours(model_of(feed, outputs, nodes, zeros), feed, level), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("level", sampled(LEVELS, [3]))
 def test_dynamic_quantization_follows_onnx_runtime(level):
     rng = np.random.default_rng(4)
     cases = [rng.standard_normal((3, 7)) * 3, rng.random((3, 7)) + 2, -rng.random((3, 7)) - 2, np.zeros((3, 7))]
     cases.append(np.array([[0, 2.5, 255, -1.5, 0.5, 1.5, 3]] * 3) / 2)
+    for special in ([np.nan], [np.inf], [-np.inf], [np.inf, -np.inf], [np.nan, np.inf], [3e38, -3e38], [1e-44]):
+        x = rng.standard_normal((3, 7))
+        x[0, : len(special)] = special  # ONNX Runtime forgets what came before NaN, here nothing
+        cases.append(x)
     weight = rng.integers(-64, 64, (7, 5)).astype("int8")
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
@@ -183,6 +208,8 @@ def test_dynamic_quantization_follows_onnx_runtime(level):
         for mine, want in zip(got[:3], wanted[:3], strict=True):
             np.testing.assert_array_equal(mine, want)
         close(got[3:], wanted[3:], 4, rounded=True)
+    q, scale, zero, *_ = lib(np.full((3, 7), np.nan, "float32"))  # as of numbers none of which is an extreme
+    assert not np.asarray(q).any() and (scale, zero) == (1, 0)
 
 
 def scaled(name: str, dtype: str = "uint8", scale: float = 0.02, zero: int | None = None) -> dict:

@@ -34,6 +34,25 @@ def test_slices_that_end_before_they_begin(level, rows):
         np.testing.assert_array_equal(got, wanted.numpy())
 
 
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_max_pools_without_a_stride(level):
+    def pooled(x):
+        row, volume, results = x[0], x.reshape(2, 3, 4, 3, 11), []
+        for ceil in (False, True):
+            results.append(F.max_pool1d(row, 2, dilation=3, ceil_mode=ceil))
+            results.append(F.max_pool2d(x, (3, 2), dilation=(1, 3), padding=1, ceil_mode=ceil))
+            results.append(F.max_pool3d(volume, 2, dilation=2, ceil_mode=ceil))
+            results += F.max_pool1d(row, 2, dilation=3, ceil_mode=ceil, return_indices=True)
+            results += F.max_pool2d(x, 2, dilation=3, ceil_mode=ceil, return_indices=True)
+            results += F.max_pool3d(volume, 2, dilation=2, ceil_mode=ceil, return_indices=True)
+        return *results, torch.max_pool2d(x, 2, dilation=3), torch.nn.MaxPool2d(3, dilation=2)(row)
+
+    x = torch.randn(2, 3, 12, 11)
+    for got, wanted in zip(build(pooled, {"x": x}, level)(x), pooled(x), strict=True):
+        assert got.shape == tuple(wanted.shape)
+        np.testing.assert_array_equal(got, wanted.numpy())
+
+
 INTEGERS = (torch.int64, torch.int32, torch.int8, torch.uint8)
 
 

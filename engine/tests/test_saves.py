@@ -15,7 +15,9 @@ from pathlib import Path
 
 import forked
 import numpy as np
+import onnx
 import pytest
+import torch
 from agreement import close
 from testing import SEED, STORM
 
@@ -201,6 +203,46 @@ def test_what_is_saved_is_on_the_disk_before_it_has_its_name(two, tmp_path, monk
     monkeypatch.setattr(folders, "put", putting)
     two[0].save(tmp_path / name)
     assert named == [tmp_path / name] and tmp_path.stat().st_ino in synced
+
+
+class OfNothing(torch.nn.Module):
+    """Weights without elements: two rows and three columns, of which there are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(0, 3))
+        self.register_buffer("rows", torch.zeros(2, 0, dtype=torch.int64))
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.cat([self.linear(x), self.weight]), self.rows, x @ self.weight.T
+
+
+def graph_of_nothing() -> onnx.ModelProto:
+    model = """<ir_version: 8, opset_import: ["" : 17]> net (float[2, 3] x) => (float[2, 3] y, float[0, 3] z)
+        <float[3] one = {1, 1, 1}, float[0, 3] w = {}> {
+        joined = Concat<axis = 0>(x, w)
+        y = Add(joined, one)
+        z = Identity(w) }"""
+    return onnx.parser.parse_model(model)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("kind", ["torch", "onnx"])
+def test_weights_without_elements_are_saved(tmp_path, kind, level):
+    net, x = OfNothing().eval(), np.float32([[1, 2, 3], [4, 5, 6]])
+    model = tvmfast.from_onnx(graph_of_nothing()) if kind == "onnx" else tvmfast.from_pytorch(net, {"x": x})
+    lib = tvmfast.build(*model, opt_level=level)
+    before, after = lib(x), tvmfast.load(lib.save(tmp_path / "net"))(x)
+    if kind == "onnx":
+        wanted = [x + 1, np.zeros((0, 3), "float32")]
+    else:
+        with torch.no_grad():
+            wanted = [each.numpy() for each in net(torch.tensor(x))]
+    for got, again, each in zip(before, after, wanted, strict=True):
+        assert got.dtype == again.dtype == each.dtype and got.shape == again.shape
+        np.testing.assert_array_equal(got, again)
+        np.testing.assert_allclose(got, each, rtol=1e-6)
 
 
 def test_copies_and_pickles_are_networks_of_their_own(two, lib, small):

@@ -1,9 +1,13 @@
-"""MXNet's norms, roundings and indices of numbers that break them: NaN, infinities, halves that overflow."""
+"""Norms, clips, losses, roundings and indices of numbers that break them: NaN, infinities, halves that overflow."""
 
 import math
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+import torch
+import torch.nn.functional as F
 from agreement import close
 
 import tvmfast
@@ -102,3 +106,98 @@ def test_functions_of_mxnet(level, dtype):
                 close(got, each.asnumpy(), 16, rounded=True)
             else:
                 np.testing.assert_array_equal(got, each.asnumpy(), name)
+
+
+BOUNDS = [(NAN, 1), (-1, NAN), (NAN, NAN), (2, -1), (-INF, INF), (-1.5, 1.5), (0.1, 0.3), (-INF, -3e4)]
+
+
+@OF_MXNET
+@LEVELS
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8", "uint8", "int32", "int64"])
+def test_clips_of_mxnet(level, dtype):
+    import mxnet as mx
+
+    is_float = dtype.startswith("float")
+    x = X.astype(dtype) if is_float else np.arange(-4, 5).astype(dtype)
+    bounds = [*BOUNDS, (-1e5, 1e6)] if is_float else [(-300, 300), (2, 1e30), *BOUNDS[:3], *BOUNDS[4:7]]
+    data = mx.sym.var("x")
+    net = mx.sym.Group([mx.sym.clip(data, a_min=low, a_max=high) for low, high in bounds])
+    lib = tvmfast.build(*tvmfast.from_mxnet(net, {}, {"x": (x.shape, dtype)}), opt_level=level)
+    for got, wanted in zip(lib(x), net.eval(x=mx.nd.array(x, dtype=dtype)), strict=True):
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, wanted.asnumpy())
+
+
+class Clamps(torch.nn.Module):
+    def forward(self, x):
+        by_tensors = [torch.clamp(x, torch.tensor(low), torch.tensor(high)) for low, high in BOUNDS]
+        of_one = x.clamp(min=NAN), x.clamp(max=NAN), torch.clamp_min(x, NAN), torch.clamp_max(x, NAN)
+        own = torch.clamp(x, x.flip(0), x * 0.5), torch.clamp(torch.nan_to_num(x, 0, 9, -9).int(), -1, INF)
+        return *(torch.clamp(x, low, high) for low, high in BOUNDS), *by_tensors, *of_one, *own
+
+
+@LEVELS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_clamps_of_pytorch(level, dtype):
+    x = torch.tensor(X).to(dtype)
+    lib = tvmfast.build(*tvmfast.from_pytorch(Clamps().eval(), {"x": x}), opt_level=level)
+    for got, wanted in zip(lib(x), Clamps()(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+
+
+class Losses(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x, label, labels):
+        results = []
+        for reduction in ("mean", "sum", "none"):
+            for p, margin, weight in ((1, 1.0, None), (2, 0.3, None), (1, 0.5, self.weight), (2, 1.0, self.weight)):
+                how = {"p": p, "margin": margin, "weight": weight, "reduction": reduction}
+                results += [F.multi_margin_loss(x, label, **how), F.multi_margin_loss(x[1], label[1], **how)]
+                results.append(F.multi_margin_loss(x[1], label[1:2], **how))
+            for one in (0, 1, 2):
+                results.append(F.multilabel_margin_loss(x[one], labels[one], reduction=reduction))
+            results.append(F.multilabel_margin_loss(x, labels, reduction=reduction))
+        return tuple(results)
+
+
+@LEVELS
+def test_margin_losses(level, rng):
+    """What is behind the first -1 is no label, NaN exceeds no margin, and one row's loss has no axis."""
+    labels = torch.tensor([[1, -1, 3, 0, 2], [0, 3, 2, 1, 4], [-1, 2, 2, 2, 2], [2, 2, 0, -1, -1]])
+    label, x = torch.tensor([0, 4, 2, 1]), torch.tensor(rng.standard_normal((4, 5)), dtype=torch.float32)
+    net = Losses(torch.tensor(rng.random(5), dtype=torch.float32)).eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, {"x": x, "label": label, "labels": labels}), opt_level=level)
+    exact = Losses(net.weight.double())
+    broken = x.clone()
+    broken[0, 1], broken[3, 2], broken[2, 0] = NAN, INF, -INF
+    for given in (x, broken):
+        close(lib(given, label, labels), exact(given.double(), label, labels), 60)
+    with torch.no_grad():  # PyTorch's own are as they were
+        exported = torch.export.export(net, (x, label, labels)).run_decompositions()
+        assert exported.module()(x, label, labels)[-1].tolist() != net(x, label, labels)[-1].tolist()
+
+
+@LEVELS
+def test_a_variance_of_0_in_onnx(level):
+    """ONNX Runtime multiplies by an infinity, which makes NaN of much that a division by 0 does not."""
+    rows = np.float32(
+        [[3e38, 3e38, -3e38, 3e38], [1e20, 0, 0, 0], [INF, 1, 2, 3], [NAN, 1, 2, 3], [0, 1, 2, 3], [-1] * 4]
+    )
+    weights = np.float32([[1, 2, -1, 0.5], [0, 1, 2, 3], [0, 1, 2, 3]])
+    for variance in ([1, 0, 2, 1e-40], [0, 0, 0, 0], [1, 2, 3, 4]):
+        arrays = dict(zip(("scale", "b", "mean", "var"), [*weights, np.float32(variance)], strict=True))
+        initial = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+        node = onnx.helper.make_node("BatchNormalization", ["x", *arrays], ["y"], epsilon=0.0)
+        values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [6, 4]) for name in "xy"]
+        graph = onnx.helper.make_graph([node], "net", values[:1], values[1:], initial)
+        model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        (wanted,) = session.run(None, {"x": rows})
+        got = tvmfast.build(*tvmfast.from_onnx(model), opt_level=level)(rows)
+        with np.errstate(all="ignore"):
+            factor = np.abs(weights[0]) / np.sqrt(arrays["var"])
+            summed = (np.abs(rows) + weights[2]) * factor + weights[1]
+        close(got, wanted, 4, scale=np.nan_to_num(summed, posinf=0), rounded=True)

@@ -143,7 +143,7 @@ UNOPTIMIZED = {
         "dynamic_dims", "dynamic_pads", "dynamic_recurrent", "dynamic_reshapes", "dynamic_splits", "fold", "frontends",
         "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch", "import_pytorch_quantized", "logging",
         "mxnet_checkpoints", "mxnet_lengths", "mxnet_linalg", "mxnet_numpy", "onnx_control_flow", "onnx_fused",
-        "onnx_open_sizes", "onnx_operators", "onnx_quantized", "onnx_suite", "pytorch_added_operators",
+        "onnx_open_sizes", "onnx_operators", "onnx_quantized", "onnx_suite", "out_of_bounds", "pytorch_added_operators",
         "pytorch_edges", "pytorch_integers", "pytorch_quantized", "pytorch_types", "quantization", "records",
         "recurrent", "resize", "runtime", "shape_variants", "special_numbers", "specializations", "state",
         "torch_compile", "torch_suite", "tracing", "transformers", "windows",

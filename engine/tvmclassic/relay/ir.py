@@ -316,13 +316,14 @@ def var(name_hint: str, type_annotation=None, shape=None, dtype: str = "float32"
 
 
 def const(value, dtype: str | None = None) -> Constant:
-    """Create a constant. As in Relay, Python floats become float32, ints int32."""
+    """Create a constant. As in Relay, Python floats become float32, ints int32; int64 if one is too large."""
     if isinstance(value, tvm.runtime.Tensor):
         return Constant(value)
     require_dense(value, "relay.const")
     array = np.asarray(value, dtype)
     if dtype is None and not isinstance(value, np.ndarray | np.generic):
-        array = array.astype({"float64": "float32", "int64": "int32"}.get(array.dtype.name, array.dtype))
+        narrow = array.astype({"float64": "float32", "int64": "int32"}.get(array.dtype.name, array.dtype))
+        array = array if array.dtype == "int64" and (array != narrow).any() else narrow
     return Constant(array)
 
 

@@ -12,6 +12,7 @@ from tvmfast.core.relax import array_key, constant_array, static_shape
 from . import ir
 from .lower import relay_type
 from .ops import OPERATORS
+from .ops.nn import spatial_axes
 from .ops.operator import NEEDED, as_python
 from .ty import TensorType
 
@@ -21,7 +22,8 @@ _RENAMED = {
     "nn.leakyrelu": "nn.leaky_relu",
     "flip": "reverse",
 }
-_UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin")  # same name in Relay, but other indices or results
+# the same name in Relay, but other indices or results
+_UNLIKE = ("gather_nd", "nn.dropout", "argmax", "argmin", "round")
 _MODES = {"replicate": "edge", "circular": "wrap"}
 
 
@@ -130,7 +132,9 @@ class _Lifting:
             case "nn.layer_norm" if len(attrs["axes"]) == 1:
                 (axis,) = attrs.pop("axes")
                 return self._make(name, call.args, axis=axis, **attrs)
-            case "nn.instance_norm" | "nn.group_norm" if attrs["axes"] == list(range(2, len(call.ty.shape))):
+            case "nn.instance_norm" | "nn.group_norm" if attrs["axes"] == spatial_axes(
+                x, attrs["channel_axis"]
+            ):
                 del attrs["axes"]
                 return self._make(name, call.args, axis=attrs.pop("channel_axis"), **attrs)
             case "nn.batch_norm":
@@ -139,7 +143,7 @@ class _Lifting:
             case "strided_slice":
                 axes, begin, end, *strides = (as_python(list(part.fields)) for part in call.args[1:])
                 return self._make(name, [x], begin=begin, end=end, strides=(strides or [None])[0], axes=axes)
-            case "split":
+            case "split" if _is_even(x, **attrs):
                 return self._make(name, [x], **attrs)
         return None
 
@@ -221,6 +225,12 @@ def _attributes(call) -> dict:
 
 
 _METHODS = ("get_int", "get_int_tuple", "get_str", "id_", "is_", "same_as")
+
+
+def _is_even(x, indices_or_sections, axis) -> bool:
+    """Return whether sections are of one size, as Relay's are, or begin at indices."""
+    shape = static_shape(x.ty)
+    return not isinstance(indices_or_sections, int) or (bool(shape) and not shape[axis] % indices_or_sections)
 
 
 def _adjacent_axes(call) -> list[int]:

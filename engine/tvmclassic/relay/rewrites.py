@@ -165,6 +165,8 @@ def fold_scale_axis(function: ir.Function) -> ir.Function:
             return rebuilt
         if (conv.attrs.data_layout, conv.attrs.kernel_layout) != ("NCHW", "OIHW"):
             return rebuilt
+        if conv.attrs.out_layout not in ("", "NCHW"):
+            return rebuilt
         channels = node.known_type.shape[1]
         shape = getattr(node.args[1 - position].known_type, "shape", ())
         if uses[node.args[position]] != 1 or shape[-3:] != (channels, 1, 1) or math.prod(shape) != channels:

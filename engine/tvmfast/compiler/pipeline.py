@@ -165,6 +165,10 @@ class _LiftConstants(relax.PyExprMutator):
         self.free = (name for name in numbered if name not in taken)
 
     def visit_generic_const_(self, constant):
+        if 0 in constant.value.shape:
+            return self.builder_.emit(
+                relax.op.builtin.alloc_tensor(constant.ty.shape, str(constant.ty.dtype), 0)
+            )
         key = array_key(constant.value)
         if key not in self.vars:
             name = self.names.get(key) or next(self.free)
@@ -178,7 +182,8 @@ def lift_constants(
     """Turn constants of `main` into parameters after the inputs; return the module and the arrays by name.
 
     So the library holds only code, and the parameters get a file of their own, folded or not. `names` are
-    parameter names by `array_key`: an array that no pass has changed keeps its name.
+    parameter names by `array_key`: an array that no pass has changed keeps its name. One without elements is
+    allocated in `main` instead, as TVM's files of parameters cannot hold it.
     """
     main = mod["main"]
     lift = _LiftConstants(names, taken={*names.values(), *(p.name for p in main.params)})

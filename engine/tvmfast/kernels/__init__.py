@@ -7,4 +7,5 @@ elementwise       exp, tanh and others in vectorizable arithmetic
 linalg            matrix factorizations, on stacks of matrices
 recurrent         LSTM, GRU and RNN: one kernel for all time steps
 resize            linear and cubic resizes of images
+special           gamma, Bessel and error functions; greatest common divisors
 """

@@ -72,6 +72,26 @@ def lu(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
 
 
 @fast_tvmscript_parser()
+def permutation(count: int, n: int, size: int) -> tvm.tirx.PrimFunc:
+    """Write the permutation of `size` rows, int64 (count, size), of `lu`'s pivots, int32 (count, n)."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(pivots: T.Buffer((count, n), "int32"), rows: T.Buffer((count, size), "int64")):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        with T.sblock("permutation"):
+            row = T.sblock_alloc_buffer((1,), "int64")
+            for b in range(count):
+                for i in range(size):
+                    rows[b, i] = T.Cast("int64", i)
+                for k in range(n):
+                    row[0] = rows[b, k]
+                    rows[b, k] = rows[b, pivots[b, k] - 1]
+                    rows[b, pivots[b, k] - 1] = row[0]
+
+    return kernel
+
+
+@fast_tvmscript_parser()
 def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
     """Factor (count, n, n), of which the lower half is read, into L and its transpose.
 

@@ -26,8 +26,32 @@ BINARY = (
 )  # fmt: skip
 
 
+def _negative(data):
+    if "uint" not in (dtype := dtype_of(data)):
+        return R.negative(data)
+    return R.add(R.bitwise_not(data), relax.const(1, dtype))  # TVM makes 0 - x of 32 or 64 bits 0
+
+
+def _round(data):
+    """Return whole numbers, halves away from 0; Relax rounds them to even ones."""
+    if "float" not in (dtype := dtype_of(data)):
+        return data
+    whole = R.trunc(data)
+    is_half = R.greater_equal(R.abs(R.subtract(data, whole)), relax.const(0.5, dtype))
+    return R.where(is_half, R.add(whole, R.sign(data)), whole)
+
+
+def _sign(data):
+    dtype = dtype_of(data)
+    return R.minimum(data, relax.const(1, dtype)) if "uint" in dtype else R.sign(data)
+
+
+_OWN = {"negative": _negative, "round": _round, "sign": _sign}
+_OF_ROUND = "trunc subtract abs greater_equal sign add where"
 for _name in UNARY:
-    operator(_name, relax=_name, tensors="data")(relax_function(_name))
+    operator(_name, relax=_OF_ROUND if _name == "round" else _name, tensors="data")(
+        _OWN.get(_name) or relax_function(_name)
+    )
 for _name in BINARY:
     operator(_name, relax=_name, tensors="lhs rhs")(relax_function(_name))
 for _name in ("exp", "tanh", "erf"):
@@ -40,7 +64,7 @@ for _base in (2, 10):
 
 @operator("shape_of", relax="const")
 def shape_of(data, /, dtype="int32"):
-    return relax.const(np.asarray(known_shape(data), dtype))
+    return relax.const(np.asarray(known_shape(data), dtype), dtype)
 
 
 for (_name, _relax), _body in {
@@ -53,7 +77,6 @@ for (_name, _relax), _body in {
     ("where", "where astype"): lambda condition, x, y, /: R.where(R.astype(condition, "bool"), x, y),
     ("cast", "astype"): lambda data, /, dtype: R.astype(data, dtype),
     ("cast_like", "astype"): lambda data, dtype_like, /: R.astype(data, dtype_of(dtype_like)),
-    ("clip", "clip"): lambda a, /, a_min, a_max: R.clip(a, a_min, a_max),
     ("cumsum", "cumsum"): lambda data, /, axis=None, dtype=None, exclusive=None: R.cumsum(
         data, axis, dtype, bool(exclusive)
     ),
@@ -62,6 +85,18 @@ for (_name, _relax), _body in {
     ),
 }.items():
     operator(_name, relax=_relax)(_body)
+
+
+@operator("clip", relax="clip")
+def clip(a, /, a_min, a_max):
+    """Return `a` between the bounds, cast to its dtype; a bound out of its range is that of the range."""
+    dtype = dtype_of(a)
+    if "float" in dtype:
+        with np.errstate(over="ignore"):
+            return R.clip(a, *map(float, np.array([a_min, a_max]).astype(dtype)))
+    info = np.iinfo(dtype)
+    least, most = (int(min(max(bound, info.min), info.max)) for bound in (a_min, a_max))
+    return R.maximum(R.minimum(a, relax.const(most, dtype)), relax.const(least, dtype))
 
 
 # ---------------------------------------------------------------- reductions
@@ -80,16 +115,17 @@ def _reduction(name, function, relax_name):
 
 for _name in ("sum", "max", "min", "mean", "prod", "std"):
     _reduction(_name, relax_function(_name), _name)
-_reduction("all", lambda x, axes, keep: R.astype(R.min(R.astype(x, "int32"), axes, keep), "bool"), "min")
-_reduction("any", lambda x, axes, keep: R.astype(R.max(R.astype(x, "int32"), axes, keep), "bool"), "max")
+_reduction("all", lambda x, axes, keep: R.min(R.astype(x, "bool"), axes, keep), "min")
+_reduction("any", lambda x, axes, keep: R.max(R.astype(x, "bool"), axes, keep), "max")
 
 
 @operator("variance", relax="variance multiply")
 def variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=False):
     axes = _reduced(data, axis, exclude)
     count = math.prod(known_shape(data)[a] for a in axes)
+    factor = count / (count - 1) if count > 1 else math.inf  # of one element, whose variance is 0: NaN
     biased = R.variance(data, axes, keepdims)
-    return R.multiply(biased, relax.const(count / (count - 1), dtype_of(data))) if unbiased else biased
+    return R.multiply(biased, relax.const(factor, dtype_of(data))) if unbiased else biased
 
 
 @operator("mean_variance", 2, relax="mean")
@@ -98,9 +134,11 @@ def mean_variance(data, /, axis=None, keepdims=False, exclude=False, unbiased=Fa
     return relax.Tuple([mean, variance.body(data, axis, keepdims, exclude, unbiased)])
 
 
-@operator("logsumexp", relax="max add log sum exp subtract squeeze")
+@operator("logsumexp", relax="max isfinite where add log sum exp subtract squeeze")
 def logsumexp(data, /, axis=None, keepdims=False):
     largest = R.max(data, axis_list(axis), True)
+    # an infinity less itself is NaN
+    largest = R.where(R.isfinite(largest), largest, relax.const(0, dtype_of(data)))
     total = R.add(R.log(R.sum(R.exp(R.subtract(data, largest)), axis_list(axis), True)), largest)
     return total if keepdims else R.squeeze(total, axis_list(axis))
 

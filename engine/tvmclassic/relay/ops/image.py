@@ -4,7 +4,7 @@ from tvm.relax import op as R
 
 from tvmfast.frontends.ops.common import padded
 
-from .operator import NEEDED, known_shape, numbers_of, operator, relax_function
+from .operator import NEEDED, dtype_of, known_shape, numbers_of, operator, relax_function
 
 
 def _pool(name):
@@ -17,7 +17,10 @@ def _pool(name):
 
     def body(data, /, pool_size, strides, dilation, padding, layout, out_layout, ceil_mode, **average):
         window, counted = (pool_size, strides, padding, dilation), average.get("count_include_pad", False)
-        return function(data, *window, ceil_mode, counted, layout, out_layout or None)
+        dtype, attrs = dtype_of(data), (ceil_mode, counted, layout, out_layout or None)
+        if not average or "float" in dtype:
+            return function(data, *window, *attrs)
+        return R.astype(function(R.astype(data, "float64"), *window, *attrs), dtype)  # rounded towards 0
 
     operator(f"nn.{name}", relax=f"nn.{name}", attributes=attributes)(body)
 
@@ -79,11 +82,9 @@ def mirror_pad(data, /, pad_width, mode="SYMMETRIC"):
 
 @operator("nn.upsampling", relax="image.resize2d")
 def upsampling(data, /, scale_h=1, scale_w=1, layout="NCHW", method="nearest_neighbor", align_corners=False):
-    size = [
-        int(known_shape(data)[axis] * s) for axis, s in zip(_spatial(layout), (scale_h, scale_w), strict=True)
-    ]
-    kind = "align_corners" if align_corners else "asymmetric"
-    return _resized(data, size, layout, method, kind, "floor")
+    sizes, scales = [known_shape(data)[axis] for axis in _spatial(layout)], (scale_h, scale_w)
+    size = [round(n * scale) for n, scale in zip(sizes, scales, strict=True)]
+    return _resized(data, size, layout, method, "align_corners" if align_corners else "asymmetric")
 
 
 _HOW = {"coordinate_transformation_mode": "half_pixel", "rounding_method": ""}
@@ -93,20 +94,26 @@ _RESIZE = {"size": NEEDED, "layout": "NCHW", "method": "bilinear", **_HOW}
 _RESIZE |= {"bicubic_alpha": -0.5, "bicubic_exclude": 0, "out_dtype": None}
 
 
-def _resize(data, /, size, layout, method, coordinate_transformation_mode, rounding_method, **cubic):
-    alpha = cubic["cubic_alpha"] if "cubic_alpha" in cubic else cubic["bicubic_alpha"]
-    mode = coordinate_transformation_mode
-    return _resized(data, _many(size, 2), layout, method, mode, rounding_method, alpha)
+def _resize(data, /, size, layout, method, out_dtype, **others):
+    own = {name.removeprefix("bi"): value for name, value in others.items()}
+    mode, rounding = own.pop("coordinate_transformation_mode"), own.pop("rounding_method")
+    if out_dtype and "float" not in dtype_of(data) and not method.startswith("nearest"):
+        data = R.astype(data, "float32")
+    result = _resized(data, _many(size, 2), layout, method, mode, rounding, **own)
+    return R.astype(result, out_dtype) if out_dtype else result
 
 
 operator("image.resize2d", relax="image.resize2d", attributes=_RESIZE2D)(_resize)
 operator("image.resize", relax="image.resize2d", attributes=_RESIZE)(_resize)
 
 
-def _resized(data, size, layout, method, mode, rounding, alpha=-0.5):
+def _resized(data, size, layout, method, mode, rounding="", *, roi=None, cubic_alpha=-0.5, **others):
     method = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
-    rounding = rounding or ("round" if method != "nearest_neighbor" or mode != "asymmetric" else "floor")
-    return R.image.resize2d(data, tuple(int(s) for s in size), None, layout, method, mode, rounding, alpha)
+    rounding = rounding or ("floor" if method == "nearest_neighbor" and mode != "align_corners" else "round")
+    if method == "nearest_neighbor" and rounding == "round":  # a half away from 0; today, to an even number
+        rounding = "round_prefer_ceil"
+    size = tuple(int(s) for s in size)
+    return R.image.resize2d(data, size, roi, layout, method, mode, rounding, cubic_alpha, **others)
 
 
 def _many(value, count) -> tuple[int, ...]:

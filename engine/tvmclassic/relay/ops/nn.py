@@ -34,13 +34,12 @@ def _convolution(name):
 
     def body(data, weight, /, **attrs):
         a = Attrs(attrs)
-        blocked = any(map(str.isdigit, a.data_layout + a.kernel_layout + a.out_layout))
-        if not transposed and not blocked:
+        blocked = any(map(str.isdigit, a.data_layout + a.kernel_layout))
+        if not transposed and not blocked and a.out_layout in ("", a.data_layout):
             window, layouts = (a.strides, a.padding, a.dilation), (a.data_layout, a.kernel_layout)
-            return function(
-                data, weight, *window, a.groups, *layouts, a.out_layout or None, a.out_dtype or None
-            )
-        # Relax lowers one layout only, of transposed ones and of those that a script has blocked.
+            return function(data, weight, *window, a.groups, *layouts, None, a.out_dtype or None)
+        # Relax lowers one layout only, of transposed ones, of those with another one for the result, and of
+        # those that a script has blocked.
         data, weight = turned(data, a.data_layout, layout), turned(weight, a.kernel_layout, kernel)
         window = (a.strides, a.padding, *([a.output_padding] if transposed else []), a.dilation)
         result = function(data, weight, *window, a.groups, layout, kernel, None, a.out_dtype or None)
@@ -90,14 +89,19 @@ def layer_norm(data, gamma, beta, /, axis=-1, epsilon=1e-5, center=True, scale=T
 
 @operator("nn.instance_norm", relax="nn.instance_norm")
 def instance_norm(data, gamma, beta, /, axis=1, epsilon=1e-5, center=True, scale=True):
-    others = list(range(2, len(known_shape(data))))
-    return R.nn.instance_norm(data, gamma, beta, axis, others, epsilon, center, scale)
+    return R.nn.instance_norm(data, gamma, beta, axis, spatial_axes(data, axis), epsilon, center, scale)
 
 
 @operator("nn.group_norm", relax="nn.group_norm")
 def group_norm(data, gamma, beta, /, num_groups, axis=1, epsilon=1e-5, center=True, scale=True):
-    others = list(range(2, len(known_shape(data))))
+    others = spatial_axes(data, axis)
     return R.nn.group_norm(data, gamma, beta, num_groups, axis, others, epsilon, center, scale)
+
+
+def spatial_axes(data, channels: int) -> list[int]:
+    """Return all axes but that of the batch and that of the channels."""
+    rank = rank_of(data)
+    return [axis for axis in range(1, rank) if axis != channels % rank]
 
 
 @operator("nn.dropout", relax="")
@@ -108,7 +112,7 @@ def dropout(data, /, rate=0.5):
 
 @operator("nn.lrn", relax="nn.pad multiply strided_slice add divide power")
 def lrn(data, /, size=5, axis=1, bias=2.0, alpha=1e-5, beta=0.75):
-    return local_response_norm(data, size, axis, bias, alpha, beta)
+    return local_response_norm(data, size, axis % rank_of(data), bias, alpha, beta)
 
 
 @operator("nn.l2_normalize", relax="sum multiply divide sqrt maximum")

@@ -58,6 +58,9 @@ def _fields(data):
 
 @operator("split", lambda attrs: _parts(attrs), relax="split")
 def split(data, /, indices_or_sections, axis=0):
+    size = known_shape(data)[axis]
+    if isinstance(indices_or_sections, int) and size % indices_or_sections:
+        raise ValueError(f"expected sections of one size, got {indices_or_sections} of {size}")
     return R.split(data, indices_or_sections, axis)
 
 
@@ -84,6 +87,7 @@ def strided_slice(data, /, begin, end, strides=None, axes=None, slice_mode="end"
     axes = list(range(len(begin))) if axes is None else [a % len(shape) for a in axes]
     steps = strides + [1] * (len(begin) - len(strides))
     if slice_mode == "size":
+        begin = [first + shape[a] if first < 0 else first for a, first in zip(axes, begin, strict=True)]
         end = [
             shape[a] if size < 0 else first + size for a, first, size in zip(axes, begin, end, strict=True)
         ]
@@ -101,7 +105,7 @@ def slice_like(data, shape_like, /, axes=None):
 @operator("arange", relax="const")
 def arange(start, stop=None, step=None, dtype="float32"):
     bounds = [numbers_of(a)[0] for a in (start, stop, step) if a is not None]
-    return relax.const(np.arange(*bounds).astype(dtype))
+    return relax.const(np.arange(*bounds).astype(dtype), dtype)
 
 
 @operator("gather", order=("data", "axis", "indices"), relax="gather_elements")
@@ -138,10 +142,10 @@ def scatter_add(data, indices, updates, /, axis):
     return _scattered(data, indices, updates, axis, "add", "scatter_add")
 
 
-@operator("one_hot", relax="one_hot astype add multiply subtract")
+@operator("one_hot", relax="one_hot astype where")
 def one_hot(indices, on_value, off_value, /, depth, axis, dtype):
-    hot = R.one_hot(R.astype(indices, "int64"), tirx.const(1, dtype), tirx.const(0, dtype), depth, axis)
-    return R.add(R.multiply(hot, R.subtract(on_value, off_value)), off_value)
+    hot = R.one_hot(R.astype(indices, "int64"), tirx.const(1, "int8"), tirx.const(0, "int8"), depth, axis)
+    return R.where(R.astype(hot, "bool"), R.astype(on_value, dtype), R.astype(off_value, dtype))
 
 
 @operator("topk", lambda attrs: 2 if attrs["ret_type"] == "both" else 1, relax="topk")

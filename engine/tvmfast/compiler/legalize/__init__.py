@@ -2,6 +2,7 @@
 
 lower            the remaining operators become kernels
 accumulate       half floats accumulated in float32
+bfloat16         each operation of bfloat16 rounded, once
 bools            booleans compared and reduced as bytes
 bounds_check     checks of indices, as kernels for a CPU
 conv_transpose   transposed convolutions, where a weight may be infinite or NaN

@@ -1,9 +1,9 @@
 """Compute bfloat16 as PyTorch does: each operation in float32, and its result rounded once, to even.
 
 TVM 0.27 computes it in float32 as well (BF16ComputeLegalize), but rounds only what a kernel stores: a cast to
-bfloat16 and back is none, and in `a * b + c` the product is not rounded. It rounds some NaNs to zeros, repeats
-the expression that it rounds, and passes over what a `Let` binds. So before that a kernel becomes one of
-float32, which has bfloat16 in its parameters alone; and there takes it for its bits:
+bfloat16 and back is none, and in `a * b + c` the product is not rounded. It rounds some NaNs to zeros,
+repeats the expression that it rounds, and passes over what a `Let` binds. So before that a kernel becomes
+one of float32, in which bfloat16 is the upper half of a number's bits, and only in the kernel's parameters:
 
     y[i] = a[i] * b[i] + c[i]        y[i] = upper_half(rounded(rounded(f32(a[i]) * f32(b[i])) + f32(c[i])))
 """
@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock
 
-_REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")
+_ADDRESS, _REINTERPRET = tvm.ir.Op.get("tirx.address_of"), tvm.ir.Op.get("tirx.reinterpret")
 _LOAD = tvm.ir.TensorLoad
 _ARITHMETIC = tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod
 _EXTREMES = tirx.Max, tirx.Min
@@ -51,8 +51,8 @@ def _in_float32(body):
     """Map each expression; one that had bfloat16 still says so when its operands are of float32 already."""
     wide: dict[tirx.Var, tirx.Var] = {}  # what a Let binds, and the kernel's own buffers
 
-    def allocate(block):
-        for buffer in block.alloc_buffers:
+    def allocate(node):
+        for buffer in node.alloc_buffers if isinstance(node, SBlock) else [node.buffer]:
             if str(buffer.dtype) == "bfloat16":
                 wide[buffer] = tirx.decl_buffer(buffer.shape, "float32", buffer.name, scope=buffer.scope())
 
@@ -60,7 +60,8 @@ def _in_float32(body):
         if _is_bfloat16(let.var):
             wide[let.var] = tirx.Var(let.var.name, _widened(let.var))
 
-    tvm_ffi.structural_walk(body, [(SBlock, allocate), (tirx.Let, bind)])
+    allocations = (SBlock, tirx.AllocBuffer), allocate
+    tvm_ffi.structural_walk(body, [allocations, ((tirx.Let, tirx.Bind), bind)])
 
     def of_bfloat16(function):
         return lambda node: function(node) if _is_bfloat16(node) else node
@@ -79,7 +80,10 @@ def _in_float32(body):
             (tirx.Cast, _cast),
             (_ARITHMETIC, of_bfloat16(lambda node: _rounded(type(node)(node.a, node.b)))),
             (_EXTREMES, of_bfloat16(lambda node: type(node)(node.a, node.b))),
-            (tirx.Select, of_bfloat16(lambda node: tirx.Select(node.condition, node.true_value, node.false_value))),
+            (
+                tirx.Select,
+                of_bfloat16(lambda node: tirx.Select(node.condition, node.true_value, node.false_value)),
+            ),
             (tirx.Broadcast, of_bfloat16(lambda node: tirx.Broadcast(node.value, node.lanes))),
             (tirx.Let, of_bfloat16(lambda node: tirx.Let(node.var, node.value, node.body))),
             (tvm.ir.Call, _call),
@@ -109,6 +113,10 @@ def _cast(node):
 
 
 def _call(node):
+    if node.op.same_as(_ADDRESS) and not isinstance(node.args[0], _LOAD):
+        loads = []
+        tvm_ffi.structural_walk(node.args[0], (_LOAD, loads.append))
+        return tirx.address_of(loads[-1])  # behind those of its indices
     if node.op.same_as(_REINTERPRET):
         return _reinterpreted(node)
     if not _is_bfloat16(node):
@@ -149,7 +157,7 @@ def _narrow(x):
 
 
 def _rounded(x):
-    """Return a float32 rounded to 8 digits, to even; a NaN, whose digits could overflow, becomes a quiet one."""
+    """Return a float32 rounded to 8 digits, to even; a NaN, whose digits could overflow, a quiet one."""
     bits = tirx.Var("bits", _uint(x, 32))
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     even = bits + 0x7FFF + (bits >> 16 & 1)

@@ -60,15 +60,12 @@ def _matmul(bb, call, v, lookup, in_pairs):
     left, right = call.args
     a, b = known_shape(left.ty), known_shape(right.ty)
     dtypes = tuple(str(each.ty.dtype) for each in (left, right, call))
-    if a is None or b is None or len(a) < 2 or len(b) < 2 or dtypes not in (_FLOATS, _INTEGERS):
+    is_product = None not in (a, b) and len(a) > 1 and len(b) > 1 and 0 not in (*a, *b)
+    if not is_product or dtypes not in (_FLOATS, _INTEGERS):
         return default(bb, call)
     of_weight = len(b) == 2 and isinstance(right, tvm.ir.GenericConst)
     if dtypes == _INTEGERS:  # see graph/quantized.py
-        return (
-            _product_of_integers(bb, left, right, v, lookup)
-            if of_weight and 0 not in (*a, *b)
-            else default(bb, call)
-        )
+        return _product_of_integers(bb, left, right, v, lookup) if of_weight else default(bb, call)
     if of_weight:
         dense = Dense(_rows(a), *b)
         config = dense.config(lookup, v)

@@ -15,6 +15,7 @@ from tvm import tirx
 
 from ...core.relax import round_up
 from ...core.simd import pad_to
+from .dot import definition
 
 _PAIR, _DOT = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", "llvm.x86.avx512bf16.dpbf16ps.512"
 _CALL = tvm.ir.Op.get("tirx.call_llvm_pure_intrin")
@@ -98,6 +99,7 @@ def call_instructions() -> tvm.transform.Pass:
         def call(node):
             name = _name_of(node)
             if not name:
+                needed.update(definition(node, func.attrs["target"]))
                 return node
             dtype = str(node.ty.dtype)
             lanes = int(dtype.partition("x")[2] or 1)

@@ -19,13 +19,15 @@ import numpy as np
 class Node:
     """A node of the graph; an input or a parameter is a variable, of op "null".
 
-    Each of `inputs` is the number of a node and the number of one of its outputs.
+    Each of `inputs` is the number of a node and the number of one of its outputs. In NumPy mode a single
+    number has no axis.
     """
 
     op: str
     name: str
     attrs: dict[str, str]
     inputs: list[tuple[int, int]] = field(default_factory=list)
+    numpy_mode: bool = False
 
 
 @dataclass
@@ -79,13 +81,14 @@ def read_symbol(source: str | os.PathLike) -> Graph:
 
 def _graph(entries: dict) -> Graph:
     nodes, positions = [], []  # the latter: of each node of the file among `nodes`
-    version = entries.get("attrs", {}).get("mxnet_version", [None, 0])[1]
+    facts = entries.get("attrs", {})
+    version, numpy_mode = (facts.get(name, [None, 0])[1] for name in ("mxnet_version", "is_np_shape"))
     for position, entry in enumerate(entries["nodes"]):
         # "param" held what the operator reads up to 0.8, "attr" then and "attrs" now may hold more than that.
         attrs = {}
         for key in ("attr", "attrs", "param"):
             attrs |= {str(name): str(value) for name, value in (entry.get(key) or {}).items()}
-        node = Node(str(entry["op"]), str(entry["name"]), attrs)
+        node = Node(str(entry["op"]), str(entry["name"]), attrs, numpy_mode=bool(numpy_mode))
         for source, *tail in entry["inputs"]:
             if not 0 <= source < position:
                 raise ValueError(f"node {position} reads node {source}, which does not come before it")

@@ -40,6 +40,7 @@ from .dynamic import OF_PROGRAM, SCRIPTED, as_module, find_suspects, signature_o
 from .inline import foreign, resizes_of_uint8, used_results
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
+from .ops.losses import own_losses
 from .ops.recurrent import PACKED, WholeLayers, packs
 from .partial_update import combine, export
 from .quantized_modules import check_converted, is_quantized, without_packing
@@ -281,7 +282,8 @@ def _decompose(program: ExportedProgram) -> ExportedProgram:
     composite, others = _decompositions()
     tables = {"cia_to_decomp": composite, "python_decomp_table": others}
     options = {"joint_loss_index": None, "decompose_custom_triton_ops": False}
-    return exported_program._decompose_exported_program(program, **tables, **options)
+    with own_losses():
+        return exported_program._decompose_exported_program(program, **tables, **options)
 
 
 def _check_program(program: ExportedProgram) -> list[int]:

@@ -11,6 +11,7 @@ import io
 import logging
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -254,16 +255,26 @@ def _emit(graph: fx.Graph, update: _Update, root: fx.Node) -> fx.Node:
 
 def export(model: torch.nn.Module, examples: tuple[Tensor, ...]) -> ExportedProgram:
     """Export a module as torch.export does, also one with a tensor of rank 0 as an index."""
+    try:
+        with _without_partial_graph():
+            return torch.export.export(model, examples)
+    except GuardOnDataDependentSymNode:
+        with _ScalarTensorIndices(), _without_partial_graph():
+            return torch.export.export(model, examples)
+
+
+@contextlib.contextmanager
+def _without_partial_graph() -> Iterator[None]:
+    """Keep from stderr what PyTorch prints of a branch on values: the error, and the graph as far as that."""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    said = io.StringIO()  # PyTorch logs the first error and prints its graph
+    said = io.StringIO()
     logger.disabled = True
     try:
         with contextlib.redirect_stderr(said):
-            return torch.export.export(model, examples)
+            yield
     except GuardOnDataDependentSymNode:
         said = io.StringIO()
-        with _ScalarTensorIndices():
-            return torch.export.export(model, examples)
+        raise
     finally:
         logger.disabled = False
         sys.stderr.write(said.getvalue())

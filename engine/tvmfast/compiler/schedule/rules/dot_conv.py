@@ -3,6 +3,8 @@
 The loops and register tiles are those of `direct_conv`, and of `pointwise` for 1x1 convolutions of stride 1.
 An iteration of the reduction takes as many neighbouring channels of a pixel as the instruction adds up (see
 ../dot.py), broadcast to all lanes, and a register of weights for each block of output channels.
+Of a line, bytes that the instruction reads as int16 are widened into panels first: the pixels of a tile, in
+the order in which they are read.
 
 Of a convolution of groups, a tile of output channels reads the blocks of input channels that hold its groups'
 (`_band`), with weights of 0 for those of others.
@@ -21,7 +23,7 @@ from tvm.s_tir import Schedule
 from ....core.annotations import attribute
 from ....core.relax import ceildiv, of_one_type, round_up, simplified, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
-from ..dot import DOTS, tensorize
+from ..dot import DOTS, tensorize, with_products
 from ..epilogue import block_names, crop, fuse_epilogue, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.conv2d import Convolution
@@ -30,6 +32,7 @@ from . import direct_conv
 
 _NAME = "dot_conv"
 _LARGEST_BLOCK = 8  # tiles of pixels of a task of a line
+_TASKS = 8  # for the threads to share
 
 
 class DotConv(ScheduleRule):
@@ -75,7 +78,7 @@ class DotConv(ScheduleRule):
         height, width = workload.out_size
         line = height * width if workload.is_pointwise else 0
         blocks = ceildiv(workload.weight[0], simd.lanes)
-        tiles = direct_conv.tiles(line or width, blocks, simd)
+        tiles = direct_conv.tiles(line or width, blocks, with_products(simd))
         sizes = [
             (tile_ow, tile_oc, block)
             for tile_ow, tile_oc in tiles
@@ -124,7 +127,7 @@ class DotConv(ScheduleRule):
             products=products,
             rows=images * height * width,
             k=ceildiv(ins, DOTS[config.instruction].terms) * math.prod(window),
-            n_tasks=rows * channel_tiles,
+            n_tasks=rows * (1 if workload.is_pointwise and _in_tasks(config) else channel_tiles),
             block_m=config.block,
             n_outer=rows if config.loop_order == "rows" else channel_tiles,
             stride=workload.strides[0],
@@ -144,12 +147,16 @@ class DotConv(ScheduleRule):
         outer = [n, oo, row] if config.loop_order == "channels" else [n, row, oo]
         lanes = int(sch.get(c).extent)
         sch.reorder(*outer, wo, *reduced, *((q, wi, oi, c) if dot.apply is None else (wi, oi, c, q)))
-        fuse_epilogue(sch, _NAME, wo, stages=("pad",), line=is_line)
-        parallel(sch, outer)
-        if "pad" in names:
-            padded = sch.get_loops("pad")
-            sch.vectorize(padded[-1])
-            parallel(sch, padded[:-2])
+        fuse_epilogue(sch, _NAME, wo, stages=("pad", "panels"), line=is_line)
+        of_task = _in_tasks(config) and "panels" in names
+        loop = parallel(sch, outer[:-1] if of_task else outer)
+        for name in {"pad", "panels"} & {*names}:
+            if of_task:
+                sch.compute_at(name, loop)
+            widened = sch.get_loops(name)
+            sch.vectorize(widened[-1])
+            if not of_task:
+                parallel(sch, widened[:-2])
         if dot.apply is None:
             sch.vectorize(c)
         for loop in (wi, oi):
@@ -163,7 +170,7 @@ class DotConv(ScheduleRule):
 def default(conv: Convolution, simd: Simd) -> DotConv.Config:
     """Choose the register tile with the fewest cycles, as for float32, and the outer loop."""
     (height, width), (outs, ins) = conv.out_size, conv.weight[:2]
-    blocks, block = ceildiv(outs, simd.lanes), 1
+    blocks, block, room = ceildiv(outs, simd.lanes), 1, with_products(simd)
 
     def reads(tile_oc: int) -> int:
         return 1 if conv.groups == 1 else _band(conv, tile_oc, simd.lanes)[0]
@@ -171,15 +178,23 @@ def default(conv: Convolution, simd: Simd) -> DotConv.Config:
     if conv.is_pointwise:
         pixels = height * width
         depth = ceildiv(ins, 4) if pixels > simd.registers >= 32 else None
-        tile_ow, tile_oc = register_tile(pixels, blocks, simd, direct_conv.CROP, depth, reads)
+        tile_ow, tile_oc = register_tile(pixels, blocks, room, direct_conv.CROP, depth, reads)
         tiles = ceildiv(pixels, tile_ow)
-        block = max(b for b in range(1, _LARGEST_BLOCK + 1) if (round_up(tiles, b) - tiles) * 50 <= tiles)
+        even = [b for b in range(1, _LARGEST_BLOCK + 1) if (round_up(tiles, b) - tiles) * 50 <= tiles]
+        if DOTS[simd.dot].data != "uint8":  # by rows, tasks do not share channels
+            even = [b for b in even if ceildiv(tiles, b) >= _TASKS] or even
+        block = max(even)
         rows = ceildiv(tiles, block)
     else:
-        tile_ow, tile_oc = register_tile(width, blocks, simd, direct_conv.CROP, reads=reads)
+        tile_ow, tile_oc = register_tile(width, blocks, room, direct_conv.CROP, reads=reads)
         rows = height
     order = direct_conv.outer_loop(conv, simd.lanes, rows, ceildiv(blocks, tile_oc), size=1)
     return DotConv.Config(simd.dot, tile_ow, tile_oc, "rows" if conv.groups > 1 else order, block)
+
+
+def _in_tasks(config: DotConv.Config) -> bool:
+    """Return whether each task packs the panels of its own pixels, if there are any, and has all channels."""
+    return config.loop_order == "rows" and DOTS[config.instruction].data != "uint8"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -244,10 +259,11 @@ def compute(data, weight, conv: Convolution, config: DotConv.Config):
     (sh, sw), (dh, dw), (out_h, out_w) = conv.strides, conv.dilation, conv.out_size_of(h, w)
     static, first = isinstance(h, int) and isinstance(w, int), _band(conv, config.tile_oc, lanes)[1]
     is_line, clamped = conv.is_pointwise and static, conv.is_pointwise and str(data.dtype) == dot.data
-    full_w = round_up(out_w, config.tile_ow)
+    full_w, in_panels = round_up(out_w, config.tile_ow), is_line and str(data.dtype) != dot.data
     if is_line:
         pixels, full = h * w, round_up(h * w, config.tile_ow * config.block)
-        data = _padded(data, dot.data, (0, 0), (h, w), conv.zero)
+        if in_panels:
+            data = _panels(data, dot.data, full, config.tile_ow)
     elif not clamped:
         reach_h, reach_w = conv.reach
         size = simplified((out_h - 1) * sh + reach_h), simplified((full_w - 1) * sw + reach_w)
@@ -264,8 +280,12 @@ def compute(data, weight, conv: Convolution, config: DotConv.Config):
         return te.sum(pixel.astype("int32") * weights.astype("int32"), axis=[*axes.values()])
 
     def of_line(b, k, p, c):
-        at = p if full == pixels else te.min(p, pixels - 1)
-        pixel = data[b, first(k // config.tile_oc) + i, at // w, at % w, ii * dot.terms + q]
+        block, channel = first(k // config.tile_oc) + i, ii * dot.terms + q
+        if in_panels:
+            pixel = data[b, p // config.tile_ow, block, p % config.tile_ow, channel]
+        else:
+            at = p if full == pixels else te.min(p, pixels - 1)
+            pixel = data[b, block, at // w, at % w, channel]
         return total(pixel, weight[k, i, 0, 0, ii, c, q])
 
     def of_image(b, k, y, x, c):
@@ -280,6 +300,18 @@ def compute(data, weight, conv: Convolution, config: DotConv.Config):
         line = te.compute((n, out, full, lanes), of_line, name=_NAME, attrs=attrs)
         return te.compute(shape, lambda b, k, y, x, c: line[b, k, y * w + x, c], name="picture")
     return crop(te.compute((n, out, out_h, full_w, lanes), of_image, name=_NAME, attrs=attrs), shape)
+
+
+def _panels(data, dtype: str, pixels: int, tile: int):
+    """Return data (N, I, H, W, i) in a dtype as (N, tiles, I, pixels of a tile, i), in a tile's order."""
+    n, ins, h, w, inner = unwrap_ints(data.shape)
+
+    def element(b, t, k, p, c):
+        at = t * tile + p
+        at = at if pixels == h * w else te.min(at, h * w - 1)
+        return data[b, k, at // w, at % w, c].astype(dtype)
+
+    return te.compute((n, pixels // tile, ins, tile, inner), element, name="panels")
 
 
 def _padded(data, dtype: str, before: tuple[int, int], size: tuple[int, int], zero: int):

@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from ....core.annotations import attribute
 from ....core.relax import ceildiv, round_up, unwrap_ints
 from ....core.simd import Simd, pad_to, register_tile
-from ..dot import DOTS, tensorize
+from ..dot import DOTS, tensorize, with_products
 from ..epilogue import block_names, fuse_epilogue, parallel, vectorize
 from ..rule import Loops, ScheduleRule
 from ..workloads.dense import Dense
@@ -57,7 +57,7 @@ class DotMatmul(ScheduleRule):
 
     def space(self, workload: Dense, simd: Simd) -> list[Config]:
         blocks = ceildiv(workload.columns, simd.lanes)
-        tiles = direct_conv.tiles(workload.rows, blocks, simd)
+        tiles = direct_conv.tiles(workload.rows, blocks, with_products(simd))
         # Of few rows no tile uses many registers.
         tiles = tiles or [
             (workload.rows, n) for n in range(1, 9) if n <= blocks and simd.fits(workload.rows, n)
@@ -126,7 +126,7 @@ class DotMatmul(ScheduleRule):
 
 def default(rows: int, depth: int, columns: int, simd: Simd) -> DotMatmul.Config:
     """Choose the register tile with the fewest cycles, as for float32, and the outer loop."""
-    tile = register_tile(rows, ceildiv(columns, simd.lanes), simd)
+    tile = register_tile(rows, ceildiv(columns, simd.lanes), with_products(simd))
     return DotMatmul.Config(simd.dot, *tile, "rows" if depth * columns <= _CACHED_WEIGHTS else "columns")
 
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
-from tvm.script import tirx as T
 
 from ....core.relax import ceildiv
 from ....core.simd import PLAIN, Simd
@@ -142,7 +141,8 @@ class WinogradInt(winograd.Winograd):
         dot = _of_int16(config.instruction)
         if dot.apply is not None:
             lanes = int(sch.get(sch.get_loops("half_out")[-1]).extent)
-            tensorize(sch, "winograd_update", _modular(dot, lanes), lanes)
+            dot = replace(dot, name=f"{dot.name} modular", sums="uint32")
+            tensorize(sch, "winograd_update", dot, lanes)
 
     def order_products(self, sch: Schedule, config: Config) -> tuple:
         k, p, q, row, column, c, i, ii, t = sch.get_loops("winograd")[-9:]
@@ -216,13 +216,3 @@ def default_of_tile(workload: Convolution, m: int, simd: Simd) -> WinogradInt.Co
 def _of_int16(instruction: str) -> Dot:
     """Return what computes the products."""
     return replace(DOTS[instruction], data="int16", weight="int16")
-
-
-def _modular(dot: Dot, lanes: int) -> Dot:
-    """Return an instruction with sums modulo 2**32; those of int32 must not overflow, in LLVM's terms."""
-
-    def apply(sums, data, weights):
-        products = dot.apply(T.broadcast(T.int32(0), lanes), data, weights)
-        return sums + T.reinterpret(f"uint32x{lanes}", products)
-
-    return replace(dot, name=f"{dot.name} modular", sums="uint32", apply=apply)

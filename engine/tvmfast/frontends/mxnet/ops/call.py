@@ -7,6 +7,7 @@ Source: https://mxnet.apache.org/versions/1.9.1/api/python/docs/api/symbol/index
 """
 
 import ast
+import functools
 import re
 from collections.abc import Callable
 
@@ -27,6 +28,19 @@ def converts(*names: str):
         return function
 
     return register
+
+
+def in_float32(convert: Callable) -> Callable:
+    """Decorate a converter whose sums and squares of halves overflow: it computes them in float32."""
+
+    @functools.wraps(convert)
+    def converted(c: "Call"):
+        if c.dtype != "float16":
+            return convert(c)
+        inputs = [c.emit(c.cast(each, "float32")) for each in c.inputs]
+        return c.cast(c.emit(convert(Call(c.node, inputs, c.names, c.builder))), c.dtype)
+
+    return converted
 
 
 class Call(Context):

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 from tvm import relax
 from tvm.relax import op
 
@@ -106,8 +107,29 @@ converts("degrees")(lambda c: c.x * c.const(180 / math.pi))
 converts("radians")(lambda c: c.x * c.const(math.pi / 180))
 converts("softsign")(lambda c: c.x / (op.abs(c.x) + c.const(1)))
 converts("logical_not")(lambda c: op.astype(op.equal(c.x, c.const(0)), c.dtype))
-converts("clip")(lambda c: op.clip(c.x, float(c.need("a_min")), float(c.need("a_max"))))
 converts("_contrib_div_sqrt_dim")(lambda c: c.x / c.const(math.sqrt(c.shape[-1])))
+
+
+@converts("clip")
+def _clip(c: Call):
+    """Clip to bounds of float32, cut to integers for such; one that is NaN is none.
+
+    Of bounds that cross, what exceeds the upper one becomes that one, and all else the lower one.
+    """
+    is_float = c.dtype.startswith("float")
+    with np.errstate(over="ignore"):  # beyond halves a bound is infinite
+        bounds = np.float32([c.need("a_min"), c.need("a_max")]).astype(c.dtype if is_float else "float64")
+    low, high = (
+        none if math.isnan(each) else float(each)
+        for each, none in zip(bounds, (-math.inf, math.inf), strict=True)
+    )
+    if not is_float:
+        info = np.iinfo(c.dtype)
+        low, high = (int(min(max(each, info.min), info.max)) for each in (low, high))
+    if low <= high:
+        return op.clip(c.x, low, high)
+    low, high = c.const(low), c.const(high)
+    return op.where(op.greater(c.x, high), high, op.maximum(c.x, low))
 
 
 @converts("rint")

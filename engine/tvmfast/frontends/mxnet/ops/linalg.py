@@ -147,7 +147,7 @@ def _sumlogdiag(c: Call):
 
 def _as_array(c: Call, x: relax.Expr) -> relax.Expr:
     """Return a number of each matrix; that of a single one gets an axis, as MXNet's arrays have."""
-    return op.reshape(x, list(c.shape[:-2]) or [1])
+    return op.reshape(x, list(c.shape[:-2]) or ([] if c.node.numpy_mode else [1]))
 
 
 # ---------------------------------------------------------------- factorizations

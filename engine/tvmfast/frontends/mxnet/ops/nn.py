@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from ....kernels.resize import MXNET
 from ...context import dtype_of, shape_of
 from ...ops.common import counter, deformed, local_response_norm, padded, product, window_counts
 from ..files import Node
-from .call import CONVERTERS, Call, converts
+from .call import CONVERTERS, Call, converts, in_float32
 
 # ---------------------------------------------------------------- convolutions and products
 
@@ -145,20 +144,8 @@ def _deformable_convolution(c: Call):
 # ---------------------------------------------------------------- normalization
 
 
-def _in_float32(convert: Callable) -> Callable:
-    """Convert a norm; one of halves, whose squares overflow, is computed in float32."""
-
-    def converted(c: Call):
-        if c.dtype != "float16":
-            return convert(c)
-        inputs = [c.emit(c.cast(each, "float32")) for each in c.inputs]
-        return c.cast(c.emit(convert(Call(c.node, inputs, c.names, c.builder))), c.dtype)
-
-    return converted
-
-
 @converts("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
-@_in_float32
+@in_float32
 def _batch_norm(c: Call):
     axis = int(c.get("axis", 1)) % c.rank
     c.refuse(output_mean_var=(False,))
@@ -185,21 +172,21 @@ def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> rela
 
 
 @converts("InstanceNorm")
-@_in_float32
+@in_float32
 def _instance_norm(c: Call):
     weights = (c.expect(number, c.shape[1]) for number in (1, 2))
     return op.nn.instance_norm(c.x, *weights, 1, list(range(2, c.rank)), float(c.get("eps", 1e-3)))
 
 
 @converts("LayerNorm")
-@_in_float32
+@in_float32
 def _layer_norm(c: Call):
     axis = int(c.get("axis", -1)) % c.rank
     return _scaled(c, _normalized(c, c.x, [axis], 1e-5), axis)
 
 
 @converts("GroupNorm")
-@_in_float32
+@in_float32
 def _group_norm(c: Call):
     """Normalize; gamma and beta have one element per group or, in some versions, per channel."""
     groups = int(c.get("num_groups", 1))
@@ -214,7 +201,7 @@ def _group_norm(c: Call):
 
 
 @converts("L2Normalization")
-@_in_float32
+@in_float32
 def _l2_normalization(c: Call):
     c.refuse(mode=("instance", "channel", "spatial"))
     axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}
@@ -223,7 +210,7 @@ def _l2_normalization(c: Call):
 
 
 @converts("LRN")
-@_in_float32
+@in_float32
 def _lrn(c: Call):
     bias, alpha = float(c.get("knorm", 2)), float(c.get("alpha", 1e-4))
     beta = float(c.get("beta", 0.75))
@@ -259,7 +246,11 @@ def _pooling(c: Call):
     padding = [*pad, *(p + e for p, e in zip(pad, excess, strict=True))]
     options = {"strides": stride, "padding": padding}
     if kind == "max":
-        return (op.nn.max_pool1d, op.nn.max_pool2d, op.nn.max_pool3d)[axes - 1](c.x, kernel, **options)
+        result = (op.nn.max_pool1d, op.nn.max_pool2d, op.nn.max_pool3d)[axes - 1](c.x, kernel, **options)
+        # A window may have padding alone: before the pixels, or behind them, where "full" adds a window.
+        reach = [p + s if convention == "full" else p + 1 for p, s in zip(pad, stride, strict=True)]
+        is_empty = any(k < n for k, n in zip(kernel, reach, strict=True))
+        return op.maximum(result, c.const(np.finfo(c.dtype).min, c.dtype)) if is_empty else result
     average = (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d)[axes - 1]
     if kind == "avg" and not c.get("count_include_pad", True):
         return average(c.x, kernel, count_include_pad=False, **options)
@@ -272,7 +263,10 @@ def _pooling(c: Call):
         begins = np.arange(-p, n + p + e - k + 1, s)
         lengths.append(np.minimum(begins + k, n + p) - begins)
     counts = np.ones(()) if kind == "sum" else np.prod(np.meshgrid(*lengths, indexing="ij"), axis=0)
-    return means * c.const(math.prod(kernel) / counts, c.dtype)
+    if axes < 3:  # of three, MXNet divides by 0 where a window begins behind the padding
+        counts = np.maximum(counts, 1)
+    with np.errstate(divide="ignore"):
+        return means * c.const(math.prod(kernel) / counts, c.dtype)
 
 
 def _lp_pooling(c: Call) -> relax.Expr:

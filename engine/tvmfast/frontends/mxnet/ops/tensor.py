@@ -9,7 +9,7 @@ from tvm.relax import op
 
 from ...context import dtype_of, shape_of
 from ...ops.common import along, counter, reduced_axes, reshaped, reversed_sequences
-from .call import Call, converts
+from .call import Call, converts, in_float32
 from .elementwise import nonzero, require_floats
 
 # ---------------------------------------------------------------- shapes
@@ -235,7 +235,8 @@ def _pick(c: Call):
     if len(shape_of(c.inputs[1])) < c.rank:
         indices = op.expand_dims(indices, axis)
     picked = op.gather_elements(c.x, indices, axis)
-    return picked if c.get("keepdims", False) else op.squeeze(picked, [axis])
+    # of a vector, too, the result has an axis
+    return picked if c.get("keepdims", False) or c.rank == 1 else op.squeeze(picked, [axis])
 
 
 @converts("gather_nd")
@@ -367,6 +368,7 @@ converts("prod")(functools.partial(_reduced, reduce=op.prod))
 
 
 @converts("norm")
+@in_float32
 def _norm(c: Call):
     require_floats(c.x)
     if c.get("ord", 2) == 1:

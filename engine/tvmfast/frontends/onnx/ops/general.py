@@ -214,9 +214,17 @@ def _dropout(n: Node):
 
 @converts("BatchNormalization")
 def _batch_normalization(n: Node):
+    """Multiply and add once, as ONNX Runtime does, where a variance of 0 makes an infinity of the factor."""
     reason = "BatchNormalization with training_mode=1; export the model in inference mode"
     n.refuse_if(n.get("training_mode", 0), reason)
-    return n.tvm_converter()
+    scale, bias, mean, variance = n.inputs[1:5]
+    known, epsilon = constant_array(get_constant(variance, n.params)), np.float32(n.get("epsilon", 1e-5))
+    if n.dtype != "float32" or known is None or (known + epsilon).all():
+        return n.tvm_converter()
+    factor = n.emit(R.divide(scale, R.sqrt(R.add(variance, n.const(epsilon)))))
+    shift = n.emit(R.subtract(bias, R.multiply(mean, factor)))
+    factor, shift = (R.reshape(each, (-1, *[1] * (n.rank - 2))) for each in (factor, shift))
+    return R.add(R.multiply(n.x, factor), shift)
 
 
 @converts("ConvTranspose")
@@ -571,7 +579,10 @@ def _scatter(n: Node):
 @converts("GatherND", "ScatterND")
 def _coordinates(n: Node):
     first, count = n.get("batch_dims", 0), shape_of(n.inputs[1])[-1]
-    return _checked(n, {1: n.shape[first : first + count]})
+    sizes = n.shape[first : first + count]
+    if n.op == "GatherND":  # TVM would look for negative indices again, by the sizes of examples
+        return R.gather_nd(n.x, n.checked(n.inputs[1], sizes), first)
+    return _checked(n, {1: sizes})
 
 
 @converts("EmbedLayerNormalization")

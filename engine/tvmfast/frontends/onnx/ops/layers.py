@@ -1,5 +1,6 @@
 """Converters of ONNX's layers: recurrent ones, Resize, and operators on windows and signals."""
 
+import itertools
 import math
 
 import numpy as np
@@ -96,7 +97,10 @@ def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:
 
 @converts("Resize")
 def _resize(n: Node):
-    """Resample any axes of a float tensor, or, by nearest neighbours, of any tensor."""
+    """Resample any axes of a float tensor, or, by nearest neighbours, of any tensor.
+
+    Images of integers are also resized linearly, as far as ONNX Runtime does it: int8, uint8 and int32.
+    """
     roi, scales, sizes = ([] if n.known(i) is None else n.known(i).tolist() for i in (1, 2, 3))
     axes = [axis % n.rank for axis in n.get("axes", range(n.rank))]
     before = [n.shape[axis] for axis in axes]
@@ -110,8 +114,6 @@ def _resize(n: Node):
             scales = [(min if policy == "not_larger" else max)(scales)] * len(axes)
             sizes = [int(np.floor(size * scale + 0.5)) for size, scale in zip(before, scales, strict=True)]
     floats = n.dtype.startswith("float")
-    reason = f"Resize of {n.dtype} with mode {mode!r}: only floats are interpolated"
-    n.refuse_if(mode != "nearest" and not floats, reason)
     if "axes" not in n.attributes and floats and _is_right(n, scales, sizes, mode):
         rounding = {"nearest_mode": b"floor"} if n.text(*_ROUNDING) == _OLD else {}
         if mode == "linear":
@@ -124,6 +126,14 @@ def _resize(n: Node):
         image = (
             range(max(n.rank - 3, 0) if n.rank % 2 else max(n.rank - 2, 0), n.rank) if by_channel else (1, 2)
         )
+    if mode != "nearest" and not floats:
+        steps = {axis: (scale, size) for axis, scale, size in zip(axes, scales, sizes, strict=True)}
+        outside = any(on and axis not in image for axis, on in zip(axes, changed, strict=True))
+        is_known = (mode, n.rank % 2) == ("linear", 0) and n.dtype in ("int8", "uint8", "int32")
+        is_known &= len(image) == 2 and not outside and n.text(*_COORDINATES) != "tf_crop_and_resize"
+        reason = f"Resize of {n.dtype} with mode {mode!r}: only floats, and images of int8, uint8 and int32"
+        n.refuse_if(any(changed) and not is_known, f"{reason} linearly, are interpolated")
+        return _of_integers(n, image, [steps.get(axis, (1, n.shape[axis])) for axis in image]) if image else x
     for i, (axis, scale, size) in enumerate(zip(axes, scales, sizes, strict=True)):
         if n.text(*_COORDINATES) == "tf_crop_and_resize":
             x = _resampled(n, x, axis, scale, size, mode, (roi[i], roi[i + len(axes)]))
@@ -152,6 +162,36 @@ def _is_right(n: Node, scales, sizes, mode: str) -> bool:
     if not all(abs(scale * size - result) < 1e-3 for scale, size, result in triples):
         return False
     return mode == "linear" or (mode == "nearest" and all(scale == int(scale) for scale in scales))
+
+
+def _of_integers(n: Node, image, steps: list[tuple[float, int]]) -> relax.Expr:
+    """Resize an image of integers linearly, and truncate, as ONNX Runtime.
+
+    It multiplies the weights of both axes first, in float32; channels that are last and of 8 bits have
+    weights of 10 bits. So results are equal, but for those that a fused multiply-add rounds differently.
+    """
+    fixed = image[-1] < n.rank - 1 and n.dtype != "int32"
+    indices, weights = [], []
+    for axis, (scale, size) in zip(image, steps, strict=True):
+        before = n.shape[axis]
+        positions = _positions(n.text(*_COORDINATES), before, scale, size, None)
+        at, share = neighbours(positions, before, "linear", ONNX_RUNTIME)
+        indices.append(at)
+        past = (share[:, 1] * 1024).astype("int32")
+        weights.append(np.stack([1024 - past, past], 1) if fixed else share.astype("float32"))
+    wide, shape = weights[0].dtype.name, [1] * n.rank
+    shape[image[0]], shape[image[1]] = (size for _, size in steps)
+    x, total = n.emit(R.astype(n.x, wide)), None
+    for row, column in itertools.product(range(2), repeat=2):
+        part = n.emit(R.take(x, n.const(indices[0][:, row]), image[0], mode="clip"))
+        part = n.emit(R.take(part, n.const(indices[1][:, column]), image[1], mode="clip"))
+        weight = weights[0][:, None, row] * weights[1][None, :, column]
+        part = n.emit(R.multiply(part, relax.const(weight.reshape(shape), wide)))
+        total = part if total is None else n.emit(R.add(total, part))
+    if fixed:  # no shift: a quotient is rounded towards 0
+        quotient = n.emit(R.right_shift(n.emit(R.abs(total)), relax.const(20, "int32")))
+        total = n.emit(R.multiply(quotient, R.sign(total)))
+    return R.astype(total, n.dtype)
 
 
 def _resampled(n: Node, x, axis: int, scale: float, size: int, mode: str, crop=None) -> relax.Expr:

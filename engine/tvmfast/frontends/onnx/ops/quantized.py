@@ -45,15 +45,22 @@ def _dequantize_linear(n: Node):
 
 @converts("DynamicQuantizeLinear")
 def _dynamic_quantize_linear(n: Node):
-    """Quantize to uint8 so that 0 and the extremes fit; zeros alone have the scale 1, as in ONNX Runtime."""
+    """Quantize to uint8 so that 0 and the extremes fit; zeros alone have the scale 1, as in ONNX Runtime.
+
+    As there NaN is no extreme, and becomes 0, and a zero point that is NaN, beside -infinity, is 255.
+    """
     zero, last = n.const(0), n.const(255)
-    low = n.emit(R.minimum(zero, n.emit(R.min(n.x))))
-    high = n.emit(R.maximum(zero, n.emit(R.max(n.x))))
+    known = n.emit(R.where(R.isnan(n.x), zero, n.x))
+    low = n.emit(R.minimum(zero, n.emit(R.min(known))))
+    high = n.emit(R.maximum(zero, n.emit(R.max(known))))
     scale = n.emit(R.divide(n.emit(R.subtract(high, low)), last))
     scale = n.emit(R.where(R.equal(high, low), n.const(1), scale))
     point = n.emit(R.subtract(zero, n.emit(R.divide(low, scale))))
-    point = n.emit(R.astype(n.emit(R.round(R.minimum(R.maximum(point, zero), last))), "uint8"))
-    return relax.Tuple([n.emit(R.quantize(n.x, scale, point, 0, "uint8")), scale, point])
+    point = n.emit(R.where(R.less(point, last), R.maximum(point, zero), last))
+    point = n.emit(R.astype(n.emit(R.round(point)), "uint8"))
+    is_nan = n.emit(R.isnan(n.emit(R.divide(n.x, scale))))
+    result = n.emit(R.quantize(n.x, scale, point, 0, "uint8"))
+    return relax.Tuple([n.emit(R.where(is_nan, n.const(0, "uint8"), result)), scale, point])
 
 
 @converts("MatMulInteger")

@@ -5,8 +5,9 @@ converters      converters to Relax, of operators that TVM gets wrong or lacks
 decompositions  decompositions into other PyTorch operators: functions of numbers, norms, attention; the table
 indexing        sorting, indexing and windows
 linalg          linear algebra
+losses          losses that PyTorch's own decompositions get wrong
 quantized       numbers of 8 and 16 bits, as pt2e writes them
 recurrent       LSTM, GRU and RNN
-uint8_images    images of uint8, resized in fixed point
+special         special functions, and the bits of numbers
 uint8_images    images of uint8, resized in fixed point
 """

@@ -23,6 +23,7 @@ from .call import Call, bound
 from .linalg import CONVERTERS as LINALG
 from .quantized import CONVERTERS as QUANTIZED
 from .recurrent import CONVERTERS as RECURRENT
+from .special import CONVERTERS as SPECIAL
 
 _OUTSIDE = 1024  # a coordinate of a grid that is outside of an image, at whose edges are -1 and 1
 _SMALL = 128  # height and width of images, together, of which PyTorch has nearest pixels in another way
@@ -476,6 +477,7 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     **LINALG,
     **QUANTIZED,
     **RECURRENT,
+    **SPECIAL,
     **PARTIAL_UPDATES,
 }
 CONVERTERS = {key: bound(convert) for key, convert in _OF_CALLS.items()}

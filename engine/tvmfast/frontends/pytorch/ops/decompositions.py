@@ -22,6 +22,7 @@ from ..type_promotion import OF_MIXED_TYPES, of_nothing, with_exact_scalars
 from .indexing import INDEXING
 from .linalg import LINALG
 from .recurrent import RECURRENT
+from .special import SPECIAL
 
 aten = torch.ops.aten
 _Weight = Tensor | None  # of a norm, or its bias
@@ -60,49 +61,11 @@ def _hypot(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(infinite, none + math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-def _signbit(x: Tensor) -> Tensor:
-    """Return whether the sign is negative; NaN counts as positive."""
-    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
-
-
-def _copysign(a: Tensor, b: Tensor) -> Tensor:
-    dtype = torch.result_type(a, b)
-    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-    a, b = a.to(dtype), b.to(dtype)
-    return torch.where(_signbit(b), -a.abs(), a.abs())
-
-
 def _angle(x: Tensor) -> Any:
     if x.is_complex():
         return NotImplemented
     floats = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     return torch.where(x < 0, math.pi, torch.where(torch.isnan(floats), floats, 0.0))
-
-
-_ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807)
-_ERFC += (-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223)
-
-
-def _erfcx_of_positives(x: Tensor) -> Tensor:
-    """Compute exp(x²) erfc(x) to 1.2e-7 relative (the Chebyshev fit of Numerical Recipes, section 6.2)."""
-    t, total = 1 / (1 + 0.5 * x), torch.zeros_like(x)
-    for coefficient in _ERFC:
-        total = total * t + coefficient
-    return t * torch.exp(total)
-
-
-def _erfcx(x: Tensor) -> Any:
-    if x.dtype != torch.float32:
-        return NotImplemented
-    of_positives = torch.where(x == math.inf, 0.0, _erfcx_of_positives(x.abs()))
-    return torch.where(x < 0, 2 * torch.exp(x * x) - of_positives, of_positives)
-
-
-def _erfc(x: Tensor) -> Any:
-    if x.dtype != torch.float32:
-        return NotImplemented
-    tail = torch.where(x.abs() == math.inf, 0.0, torch.exp(-x * x) * _erfcx_of_positives(x.abs()))
-    return torch.where(x.abs() < 0.5, 1 - torch.erf(x), torch.where(x < 0, 2 - tail, tail))
 
 
 def _rrelu(
@@ -594,12 +557,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.clamp_max.Tensor: torch.minimum,
     aten.frac.default: lambda x: x - torch.trunc(x),
     aten.hypot.default: _hypot,
-    aten.signbit.default: _signbit,
-    aten.copysign.Tensor: _copysign,
     aten.angle.default: _angle,
     aten.rrelu_with_noise_functional.default: _rrelu,
-    aten.erfc.default: _erfc,
-    aten.special_erfcx.default: _erfcx,
     **dict.fromkeys((aten.mean.default, aten.mean.dim), _mean),
     aten.addbmm.default: _addbmm,
     aten.addmm.default: _sum_with_product(torch.mm),
@@ -620,6 +579,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     **INDEXING,
     **LINALG,
     **RECURRENT,
+    **SPECIAL,
     **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,

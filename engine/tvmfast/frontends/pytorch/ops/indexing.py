@@ -228,6 +228,15 @@ def _average(operator: Any, rank: int) -> Callable:
     return convert
 
 
+def _with_stride(operator: Any) -> Callable:
+    """Give a max pool that has no stride its kernel's size; TVM needs one."""
+
+    def convert(x: Tensor, kernel: list[int], stride: Any = (), *how: Any) -> Any:
+        return NotImplemented if stride else operator(x, kernel, kernel, *how)
+
+    return convert
+
+
 def _largest(x: Tensor, axes: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return each window's maximum, and its flat index: the first of equals, or the last NaN's.
 
@@ -307,6 +316,10 @@ INDEXING: dict[Any, Callable] = {
     **dict.fromkeys((aten._embedding_bag.default, aten._embedding_bag_forward_only.default), _embedding_bag),
     aten.avg_pool2d.default: _average(aten.avg_pool2d.default, 2),
     aten.avg_pool3d.default: _average(aten.avg_pool3d.default, 3),
+    **{
+        each: _with_stride(each)
+        for each in (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+    },
     **dict.fromkeys((aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default), _adaptive_max_pool),
     aten.convolution.default: _convolution,
 }

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import tvm
 from torch import Tensor
 from tvm import relax
@@ -22,6 +23,7 @@ aten = torch.ops.aten
 
 _library = torch.library.Library("tvmfast", "DEF")
 _library.define("lu(Tensor a) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+_library.define("permutation(Tensor pivots, int size) -> Tensor")
 _library.define("required(Tensor info, str wanted) -> Tensor")
 
 
@@ -30,6 +32,12 @@ def _lu_shapes(a: Tensor) -> tuple[Tensor, ...]:
     """Return L and U in one matrix, the row permutation, its sign, a zero pivot's index, and the pivots."""
     rows, sign = torch.empty(a.shape[:-1], dtype=torch.int64), a.new_empty(a.shape[:-2])
     return torch.empty_like(a), rows, sign, torch.empty_like(sign, dtype=torch.int32), rows.int()
+
+
+@torch.library.register_fake("tvmfast::permutation")
+def _permutation_shape(pivots: Tensor, size: int) -> Tensor:
+    """Return the permutation of `size` rows that `pivots` stand for."""
+    return pivots.new_empty((*pivots.shape[:-1], size), dtype=torch.int64)
 
 
 @torch.library.register_fake("tvmfast::required")
@@ -65,12 +73,19 @@ def _solved(a: Tensor, b: Tensor, left: bool, checks: str = "") -> tuple[Tensor,
         wanted = f"{checks}: expected a matrix that has an inverse, got a singular one, "
         wanted += "which has no pivot for row "
         rows = rows + torch.ops.tvmfast.required(info, wanted).to(torch.int64).unsqueeze(-1)
-    batch = torch.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
-    rows = rows.unsqueeze(-1).expand(*batch, *b.shape[-2:])
-    b = torch.gather(b.expand(*batch, *b.shape[-2:]), -2, rows)
-    lu = lu.expand(*batch, *lu.shape[-2:])
-    y = aten.linalg_solve_triangular.default(lu, b, upper=False, unitriangular=True)
-    return aten.linalg_solve_triangular.default(lu, y, upper=True), info
+    return _substituted(lu, rows, b), info
+
+
+def _substituted(lu: Tensor, rows: Tensor, b: Tensor) -> Tensor:
+    """Solve by L and U, in one matrix, and the row permutation."""
+    y = aten.linalg_solve_triangular.default(lu, _permuted(b, rows), upper=False, unitriangular=True)
+    return aten.linalg_solve_triangular.default(lu, y, upper=True)
+
+
+def _permuted(b: Tensor, rows: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(rows.shape[:-1], b.shape[:-2])
+    shape = (*batch, *b.shape[-2:])
+    return torch.gather(b.expand(shape), -2, rows.unsqueeze(-1).expand(shape))
 
 
 def _solve(a: Tensor, b: Tensor, *, left: bool = True, check: bool = True) -> tuple:
@@ -81,6 +96,66 @@ def _solve(a: Tensor, b: Tensor, *, left: bool = True, check: bool = True) -> tu
 
 def _inverse(a: Tensor, checks: str = "") -> tuple[Tensor, Tensor]:
     return _solved(a, torch.eye(a.shape[-1], dtype=a.dtype), True, checks)
+
+
+def _lu(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    """Factor a matrix, made square by zeros, among which no pivot is that stands for another one."""
+    if not pivot:
+        return NotImplemented
+    (m, n), least = a.shape[-2:], min(a.shape[-2:])
+    square = F.pad(a, (0, max(m - n, 0), 0, max(n - m, 0))) if m != n else a
+    lu, _, _, info, pivots = torch.ops.tvmfast.lu(square)
+    if check_errors:
+        wanted = "linalg.lu_factor: expected a matrix whose pivots are not 0, got one that has none for row "
+        info = info + torch.ops.tvmfast.required(torch.where(info > least, 0, info), wanted)
+    return lu[..., :m, :n], pivots[..., :least], torch.where(info > least, 0, info)
+
+
+def _lu_parts(a: Tensor, *, pivot: bool = True) -> Any:
+    factors = _lu(a, pivot=pivot)
+    return factors if factors is NotImplemented else _lu_unpacked(*factors[:2])
+
+
+def _lu_unpacked(
+    lu: Tensor, pivots: Tensor, data: bool = True, unpacks_pivots: bool = True
+) -> tuple[Tensor, ...]:
+    """Return P, L and U; what is not asked for is empty."""
+    m, least = lu.shape[-2], min(lu.shape[-2:])
+    none = lu.new_empty((0,))
+    rows = torch.ops.tvmfast.permutation(pivots, m).unsqueeze(-2) if unpacks_pivots else none
+    permutation = (rows == torch.arange(m).unsqueeze(-1)).to(lu.dtype) if unpacks_pivots else none
+    if not data:
+        return permutation, none, none
+    diagonal = torch.eye(m, least, dtype=lu.dtype)
+    return permutation, lu[..., :least].tril(-1) + diagonal, lu[..., :least, :].triu()
+
+
+def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
+    if not left:
+        return _lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT
+    rows = torch.ops.tvmfast.permutation(pivots, lu.shape[-1])
+    if not adjoint:
+        return _substituted(lu, rows, b)
+    y = aten.linalg_solve_triangular.default(lu.mT, b, upper=False)
+    y = aten.linalg_solve_triangular.default(lu.mT, y, upper=True, unitriangular=True)
+    return _permuted(y, torch.argsort(rows, -1))
+
+
+def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    lower = factor.mT if upper else factor
+    y = aten.linalg_solve_triangular.default(lower, b, upper=False)
+    return aten.linalg_solve_triangular.default(lower.mT, y, upper=True)
+
+
+def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    return _cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype), factor, upper)
+
+
+def _old_solve_triangular(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    how = {"upper": upper != transpose, "unitriangular": unitriangular}
+    return aten.linalg_solve_triangular.default(a.mT if transpose else a, b, **how), a.clone()
 
 
 def _cholesky(a: Tensor, upper: bool = False) -> Tensor:
@@ -118,12 +193,44 @@ def _solve_ex_with_factors(a: Tensor, b: Tensor, **how: bool) -> tuple:
     return solution, a, a, info
 
 
+def _cov(
+    x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """Estimate the covariances of rows, without a check whether weights are positive."""
+    x = x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+    x = torch.atleast_2d(x)
+    given = [each.to(x.dtype) for each in (fweights, aweights) if each is not None]
+    weights = math.prod(given[1:], start=given[0]) if given else torch.ones(x.shape[1], dtype=x.dtype)
+    total = weights.sum()
+    centred = x - (x * weights).sum(1, keepdim=True) / total
+    lost = correction if aweights is None else correction * (weights * aweights).sum() / total
+    return (centred @ (centred * weights).mT / torch.clamp(total - lost, min=0)).squeeze()
+
+
+def _corrcoef(x: Tensor) -> Tensor:
+    covariances = _cov(x)
+    if covariances.ndim == 0:
+        return covariances / covariances
+    deviations = torch.sqrt(covariances.diagonal())
+    return (covariances / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
+
+
+# PyTorch's own look at values, and thus cannot be captured.
+STATISTICS = {torch.cov: _cov, Tensor.cov: _cov, torch.corrcoef: _corrcoef, Tensor.corrcoef: _corrcoef}
+
 LINALG = {
     aten._linalg_det.default: _det,
     aten._linalg_slogdet.default: _slogdet,
     aten.linalg_solve.default: lambda a, b, *, left=True: _solve(a, b, left=left)[0],
     aten.linalg_solve_ex.default: _solve_ex,
     aten._linalg_solve_ex.default: _solve_ex_with_factors,
+    aten.linalg_lu_factor_ex.default: _lu,
+    aten.linalg_lu.default: _lu_parts,
+    aten.lu_unpack.default: _lu_unpacked,
+    aten.linalg_lu_solve.default: _lu_solve,
+    aten.cholesky_solve.default: _cholesky_solve,
+    aten.cholesky_inverse.default: _cholesky_inverse,
+    aten.triangular_solve.default: _old_solve_triangular,
     aten.linalg_inv.default: lambda a: _inverse(a, "linalg.inv")[0],
     aten.linalg_inv_ex.default: lambda a, *, check_errors=False: _inverse(a),
     aten.linalg_cholesky.default: lambda a, *, upper=False: _cholesky(a, upper),
@@ -151,10 +258,17 @@ def _matrices(c: Call) -> tuple[int, int, str, relax.Expr]:
     return count, n, c.dtype, c.emit(relax.op.reshape(c.x, [count, n, n]))
 
 
-def _lu(c: Call) -> relax.Expr:
+def _factors(c: Call) -> relax.Expr:
     count, n, dtype, x = _matrices(c)
     shapes = (count, n, n), (count, n), (count,), (count,), (count, n)
     return _called(c, linalg.lu(count, n, dtype), [x], shapes)
+
+
+def _permutation(c: Call) -> relax.Expr:
+    *batch, n = c.shape
+    count, size = math.prod(batch), c.inputs[1]
+    pivots = c.emit(relax.op.reshape(c.x, [count, n]))
+    return _called(c, linalg.permutation(count, n, size), [pivots], [(count, size)])
 
 
 def _cholesky_factor(c: Call) -> relax.Expr:
@@ -171,7 +285,8 @@ def _triangular(c: Call) -> relax.Expr:
 
 
 CONVERTERS = {
-    "lu.default": _lu,
+    "lu.default": _factors,
+    "permutation.default": _permutation,
     "required.default": lambda c: checked(c.x, [1], c.inputs[1], False, c.builder),
     "linalg_cholesky_ex.default": _cholesky_factor,
     "linalg_solve_triangular.default": _triangular,

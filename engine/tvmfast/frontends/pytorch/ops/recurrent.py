@@ -14,6 +14,7 @@ from tvm import relax
 from ....kernels.recurrent.cell import OF_CUDNN
 from ....kernels.recurrent.emit import emit
 from .call import Call
+from .linalg import STATISTICS
 
 aten = torch.ops.aten
 
@@ -86,16 +87,17 @@ RECURRENT |= {getattr(aten, kind).data: _packed for kind in OF_CUDNN}
 
 
 class WholeLayers(TorchFunctionMode):
-    """A context in which recurrent layers are exported as this module's operator.
+    """A context in which recurrent layers are exported as this module's operator, and cov in terms of others.
 
-    PyTorch runs its own, time step by time step, while it exports, to infer the shapes of the results.
+    PyTorch runs its own layers, time step by time step, while it exports, to infer the shapes of the results.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Run a function of PyTorch, or the decomposition of a layer."""
         # Packed sequences have their weights in place of the flag.
         is_layer = func in _CALLED and len(args) > 3 and isinstance(args[3], int)
-        result = _CALLED[func](*args, **(kwargs or {})) if is_layer else NotImplemented
+        other = _CALLED[func] if is_layer else STATISTICS.get(func)
+        result = other(*args, **(kwargs or {})) if other else NotImplemented
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
