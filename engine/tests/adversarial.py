@@ -10,9 +10,10 @@ whether that is valid still. Its results, or those of its float64, are the right
 
 Each draw is imported by itself, once for all levels. Then many are one network, which is built and run in a tenth of
 the time; where that fails, its halves are, down to the draw that fails alone. Kernels of level 0 are spared LLVM's
-optimizer. A draw depends on its number alone. It runs in a process that it may end; its outcome is a line of a file in
-.cache for each level, and is not made twice. An outcome is "equal", "refused" (in words that name what), "unclear" (in
-others), "wrong", "crash", "hang", or "none" where the framework refuses the inputs, too.
+optimizer. A draw depends on its number alone, and on how many operators there are. It runs in a process that it may
+end; its outcome is a line of a file in .cache for each level, and is not made twice. An outcome is "equal", "refused"
+(in words that name what), "unclear" (in others), "wrong", "crash", "hang", or "none" where the framework refuses the
+inputs, too.
 """
 
 import functools
@@ -555,7 +556,6 @@ _STABLE = {"kthvalue": _kth, "median": _median, "nanmedian": _median, "topk": _t
 class _Torch:
     """PyTorch's samples; bfloat16 goes in and out as ml_dtypes's."""
 
-    SINCE = ("mode",)  # converted since the draws were numbered, which keep their operators
     # Of numbers whose products overflow, what eliminations and transforms return depends on the order of sums; what
     # says so elsewhere, the operator on magnitudes, cannot: both subtract. PyTorch's own differ from its float64.
     HIDE_OVERFLOW = (
@@ -567,7 +567,7 @@ class _Torch:
         import torch_suite
 
         self.suite, self.operators = torch_suite, torch_suite.operators()
-        self.names = [name for name in self.operators if name not in {*torch_suite.REFUSED, *self.SINCE}]
+        self.names = [name for name in self.operators if name not in torch_suite.REFUSED]
 
     @functools.cache  # noqa: B019 (there is one frontend in a process)
     def _samples(self, name: str) -> list:

@@ -7,9 +7,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from agreement import close, reference
-from testing import sampled
+from testing import Function, sampled
 
+import tvmfast
 from tvmfast.core import rounding
 
 
@@ -152,6 +154,14 @@ def test_terms_of_special_functions(compile_function, rng):
     close(compile_function(function, [x, y])(x, y), reference(function, x, y, runs=50), 4)
 
 
+def test_log1p_of_a_scaled_number(compile_function):
+    """The rounding of 1 + x is a part of the method, also where a chain of constants becomes one."""
+    x = torch.logspace(-10, -1, 64)
+    for function in (lambda x: torch.log1p(x / -2), lambda x: torch.log1p(x * 0.3 + x), lambda x: torch.log1p(x * 3)):
+        wanted = function(x.double()).numpy()
+        close(compile_function(function, [x], opt_level=3)(x), wanted, 8, scale=np.abs(wanted))
+
+
 # ---------------------------------------------------------------- bits
 
 
@@ -251,6 +261,16 @@ def test_a_matrix_without_a_pivot(compile_function):
         )
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_factors_without_a_pivot_are_refused_at_a_run(part, compile_function):
+    lib = compile_function(lambda x: torch.linalg.lu_factor(x)[part], {"x": (2, 2)})
+    lib(np.eye(2, dtype="float32"))
+    with pytest.raises(
+        IndexError, match="linalg.lu_factor: expected a matrix whose pivots are not 0, got .* for row 2"
+    ):
+        lib(np.ones((2, 2), "float32"))
+
+
 def solutions(a, b, right):
     """By factors of a positive definite matrix: by LU from both sides, by Cholesky's and by halves."""
     lu, pivots = torch.linalg.lu_factor(a)
@@ -275,6 +295,42 @@ def test_solutions_by_factors(compile_function, rng):
     close(results, [each.numpy() for each in solutions(*inputs)], 64 * float(torch.linalg.cond(a).max()))
 
 
+@pytest.mark.parametrize("shape", [(5, 5), (2, 3, 6, 4), (3, 4, 7), (3, 1), (1, 3)])
+def test_reflections(shape, compile_function, rng):
+    x = torch.from_numpy(rng.normal(size=shape))
+    other = torch.from_numpy(rng.normal(size=(*shape[:-1], 3)))
+
+    def function(x, other):
+        vectors, factors = torch.geqrf(x)
+        for mode in ("reduced", "complete", "r"):
+            yield from torch.linalg.qr(x, mode)[mode == "r" :]
+        yield from (vectors, factors, torch.linalg.qr(x * 0)[1])
+        if shape[-1] <= shape[-2]:
+            yield from (torch.linalg.householder_product(vectors, factors), torch.ormqr(vectors, factors, other))
+            yield torch.ormqr(vectors, factors, other.mT, left=False, transpose=True)
+
+    results = compile_function(lambda *xs: tuple(function(*xs)), [x, other])(x, other)
+    close(results, [each.numpy() for each in function(x, other)], 64 * shape[-1])
+
+
+def test_reflections_of_large_and_special_numbers(compile_function):
+    for given in (torch.tensor([[3e30, 1.0], [4e30, 2.0]]), torch.tensor([[1.0, 2.0], [math.nan, 1.0]])):
+        got, wanted = compile_function(torch.linalg.qr, [given])(given), torch.linalg.qr(given.double())
+        close(got, [each.numpy() for each in wanted], 8)
+
+
+def test_pairs(compile_function, rng):
+    """Of rows, and of the indices of halves of a matrix, as networks of interactions between features have them."""
+    x = torch.from_numpy(rng.normal(size=(5, 4)).astype("float32"))
+
+    def function(x):
+        lower, upper = torch.tril_indices(5, 4, -1), torch.triu_indices(5, 4)
+        distances = (F.pdist(x, p) for p in (0.0, 1.0, 2.0, 3.5, math.inf))
+        return *distances, x[lower[0], lower[1]], x[tuple(upper)], F.pdist(x[:1])
+
+    close(compile_function(function, [x])(x), reference(function, x), 4)
+
+
 def test_covariances(compile_function, rng):
     x, weights = torch.from_numpy(rng.normal(size=(4, 9))), torch.from_numpy(rng.uniform(0.5, 2, 9))
     counts = torch.from_numpy(rng.integers(0, 4, 9) + 1)
@@ -287,6 +343,19 @@ def test_covariances(compile_function, rng):
     inputs = x, weights, counts
     results = compile_function(lambda *xs: tuple(function(*xs)), inputs)(*inputs)
     close(results, reference(lambda *xs: tuple(function(*xs)), *inputs, runs=50), 36)
+
+
+def test_traced_and_scripted_covariances(rng):
+    x = torch.from_numpy(rng.normal(size=(3, 9)))
+    net = Function(lambda x: (torch.cov(x), torch.corrcoef(x)))
+
+    class Scripted(torch.nn.Module):
+        def forward(self, x):
+            return torch.cov(x, correction=0)
+
+    for model in (torch.jit.trace(net, x), torch.jit.script(Scripted())):
+        model = model.eval()
+        close(tvmfast.build(*tvmfast.from_pytorch(model, [("x", x)]))(x), reference(model, x), 9)
 
 
 @pytest.mark.filterwarnings("error:tvmfast leaves a graph to PyTorch")

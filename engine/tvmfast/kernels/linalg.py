@@ -1,6 +1,6 @@
 """CPU kernels of matrix factorizations, on stacks of `count` matrices, for the frontends.
 
-Textbook loops: Golub and Van Loan, Matrix Computations, sections 3.1, 3.4 and 4.2.
+Textbook loops: Golub and Van Loan, Matrix Computations, sections 3.1, 3.4, 4.2, 5.1 and 5.2.
 """
 
 import tvm
@@ -127,6 +127,96 @@ def cholesky(count: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
                         else:
                             info[b] = i + 1
                             a[b, i, i] = total[0]
+
+    return kernel
+
+
+@fast_tvmscript_parser()
+def reflections(count: int, m: int, n: int, dtype: str) -> tvm.tirx.PrimFunc:
+    """Factor (count, m, n) into Householder's reflections and R, as LAPACK's geqrf.
+
+    The kernel writes R and, below its diagonal, the reflections' vectors without their leading ones, in one
+    matrix; and the reflections' factors, (count, min(m, n)).
+    """
+    least = min(m, n)
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        given: T.Buffer((count, m, n), dtype),
+        a: T.Buffer((count, m, n), dtype),
+        factors: T.Buffer((count, least), dtype),
+    ):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        with T.sblock("reflections"):
+            norm = T.sblock_alloc_buffer((1,), "float64")  # squares of float32 do not overflow it
+            first = T.sblock_alloc_buffer((1,), dtype)
+            total = T.sblock_alloc_buffer((1,), dtype)
+            for b in range(count):
+                for i in range(m):
+                    for j in range(n):
+                        a[b, i, j] = given[b, i, j]
+                for k in range(least):
+                    factors[b, k] = T.Cast(dtype, 0)
+                    norm[0] = T.float64(0)
+                    for i in range(m - 1 - k):
+                        norm[0] = norm[0] + T.Cast("float64", a[b, k + 1 + i, k]) * T.Cast(
+                            "float64", a[b, k + 1 + i, k]
+                        )
+                    if norm[0] != T.float64(0):
+                        first[0] = T.Cast(
+                            dtype,
+                            T.sqrt(norm[0] + T.Cast("float64", a[b, k, k]) * T.Cast("float64", a[b, k, k])),
+                        )
+                        if a[b, k, k] >= T.Cast(dtype, 0):
+                            first[0] = T.Cast(dtype, 0) - first[0]
+                        factors[b, k] = (first[0] - a[b, k, k]) / first[0]
+                        for i in range(m - 1 - k):
+                            a[b, k + 1 + i, k] = a[b, k + 1 + i, k] / (a[b, k, k] - first[0])
+                        a[b, k, k] = first[0]
+                        for j in range(n - 1 - k):
+                            total[0] = a[b, k, k + 1 + j]
+                            for i in range(m - 1 - k):
+                                total[0] = total[0] + a[b, k + 1 + i, k] * a[b, k + 1 + i, k + 1 + j]
+                            total[0] = total[0] * factors[b, k]
+                            a[b, k, k + 1 + j] = a[b, k, k + 1 + j] - total[0]
+                            for i in range(m - 1 - k):
+                                a[b, k + 1 + i, k + 1 + j] = (
+                                    a[b, k + 1 + i, k + 1 + j] - a[b, k + 1 + i, k] * total[0]
+                                )
+
+    return kernel
+
+
+@fast_tvmscript_parser()
+def product_of_reflections(count: int, m: int, n: int, size: int, dtype: str) -> tvm.tirx.PrimFunc:
+    """Multiply `size` reflections, as `reflections` writes them: the first n columns, (count, m, n)."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(
+        a: T.Buffer((count, m, n), dtype),
+        factors: T.Buffer((count, size), dtype),
+        q: T.Buffer((count, m, n), dtype),
+    ):
+        T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
+        with T.sblock("product_of_reflections"):
+            total = T.sblock_alloc_buffer((1,), dtype)
+            k = T.sblock_alloc_buffer((1,), "int32")
+            for b in range(count):
+                for i in range(m):
+                    for j in range(n):
+                        q[b, i, j] = T.Select(i == j, T.Cast(dtype, 1), T.Cast(dtype, 0))
+                for step in range(size):
+                    k[0] = size - 1 - step
+                    for j in range(n):
+                        total[0] = q[b, k[0], j]
+                        for i in range(m - size + step):
+                            total[0] = total[0] + a[b, k[0] + 1 + i, k[0]] * q[b, k[0] + 1 + i, j]
+                        total[0] = total[0] * factors[b, k[0]]
+                        q[b, k[0], j] = q[b, k[0], j] - total[0]
+                        for i in range(m - size + step):
+                            q[b, k[0] + 1 + i, j] = (
+                                q[b, k[0] + 1 + i, j] - a[b, k[0] + 1 + i, k[0]] * total[0]
+                            )
 
     return kernel
 

@@ -284,7 +284,10 @@ class _FoldAffine(relax.PyExprMutator):
                 return None
             scale, shift = scale * factor, shift * factor
         else:
-            shift = shift + (value if name == "add" else -value)
+            added = value if name == "add" else -value
+            if np.any(shift * added < 0):
+                return None  # it may round on purpose, as 1 + x - 1 in log1p
+            shift = shift + added
         if not (np.all(scale) and _moderate(scale) and _moderate(shift)):
             return None
         return x, np.asarray(scale, "float32"), np.asarray(shift, "float32"), operators + 1

@@ -315,6 +315,11 @@ def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
     return torch.linalg.vector_norm(differences, p, -1)
 
 
+def _pdist(x: Tensor, p: float = 2) -> Tensor:
+    first, second = torch.triu_indices(len(x), len(x), 1)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
 def _spread(finish: Callable, of_means: bool = False) -> Callable:
     """Compute variances in float64, as PyTorch does: squares of 1e20 are no float32.
 
@@ -535,15 +540,19 @@ _PRESERVED = (
     *(aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec),
 )
 
+# PyTorch has decompositions of these, but not among those that it exports by.
+_AS_PYTORCH = (
+    *(aten.addmv.default, aten.dist.default, aten.ldexp.Tensor),
+    *(aten.tril_indices.default, aten.triu_indices.default),
+)
+
 DECOMPOSITIONS: dict[Any, Callable] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     aten.arange.start_step: _arange,
     aten._safe_softmax.default: _safe_softmax,
     aten._native_multi_head_attention.default: _attention,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    **{
-        each: decomposition_table[each] for each in (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)
-    },
+    **{each: decomposition_table[each] for each in _AS_PYTORCH},
     aten.softmax.int: _in_dtype(aten.softmax.int),
     aten.log_softmax.int: _in_dtype(aten.log_softmax.int),
     aten.exp2.default: lambda x: torch.pow(2.0, x),
@@ -568,6 +577,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten._trilinear.default: _trilinear,
     aten.linalg_vector_norm.default: _vector_norm,
     aten._cdist_forward.default: _cdist,
+    aten._pdist_forward.default: _pdist,
     aten.var.correction: _spread(lambda variance, _: variance),
     aten.std.correction: _spread(lambda variance, _: torch.sqrt(variance)),
     aten.var_mean.correction: _spread(lambda variance, mean: (variance, mean), True),

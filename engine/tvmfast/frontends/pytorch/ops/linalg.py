@@ -15,6 +15,7 @@ from tvm import relax
 
 from ....core.bounds_check import checked
 from ....kernels import linalg
+from ...context import shape_of
 from .call import Call
 
 aten = torch.ops.aten
@@ -105,10 +106,17 @@ def _lu(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
     (m, n), least = a.shape[-2:], min(a.shape[-2:])
     square = F.pad(a, (0, max(m - n, 0), 0, max(n - m, 0))) if m != n else a
     lu, _, _, info, pivots = torch.ops.tvmfast.lu(square)
+    lu, info, pivots = lu[..., :m, :n], torch.where(info > least, 0, info), pivots[..., :least]
     if check_errors:
         wanted = "linalg.lu_factor: expected a matrix whose pivots are not 0, got one that has none for row "
-        info = info + torch.ops.tvmfast.required(torch.where(info > least, 0, info), wanted)
-    return lu[..., :m, :n], pivots[..., :least], torch.where(info > least, 0, info)
+        zero = torch.ops.tvmfast.required(info, wanted).unsqueeze(-1)
+        lu, pivots = lu + zero.unsqueeze(-1).to(lu.dtype), pivots + zero
+    return lu, pivots, info
+
+
+def _lu_factor(a: Tensor, *, pivot: bool = True) -> Any:
+    factors = _lu(a, pivot=pivot, check_errors=True)
+    return factors if factors is NotImplemented else factors[:2]
 
 
 def _lu_parts(a: Tensor, *, pivot: bool = True) -> Any:
@@ -193,6 +201,28 @@ def _solve_ex_with_factors(a: Tensor, b: Tensor, **how: bool) -> tuple:
     return solution, a, a, info
 
 
+def _qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    m, n = a.shape[-2:]
+    vectors, factors = aten.geqrf.default(a)
+    triangle = (vectors if mode == "complete" else vectors[..., : min(m, n), :]).triu()
+    if mode == "r":
+        return a.new_empty((0,)), triangle
+    return _reflected(vectors[..., : min(m, n)], factors, m if mode == "complete" else min(m, n)), triangle
+
+
+def _reflected(vectors: Tensor, factors: Tensor, columns: int) -> Tensor:
+    """Return the first columns of a product of reflections."""
+    return aten.linalg_householder_product.default(F.pad(vectors, (0, columns - vectors.shape[-1])), factors)
+
+
+def _times_reflections(
+    vectors: Tensor, factors: Tensor, other: Tensor, left: bool = True, transpose: bool = False
+) -> Tensor:
+    q = _reflected(vectors, factors, vectors.shape[-2])
+    q = q.mT if transpose else q
+    return q @ other if left else other @ q
+
+
 def _cov(
     x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
@@ -215,8 +245,11 @@ def _corrcoef(x: Tensor) -> Tensor:
     return (covariances / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
 
 
-# PyTorch's own look at values, and thus cannot be captured.
-STATISTICS = {torch.cov: _cov, Tensor.cov: _cov, torch.corrcoef: _corrcoef, Tensor.corrcoef: _corrcoef}
+# PyTorch's own read values, and cannot be captured.
+STATISTICS = {
+    **dict.fromkeys((torch.cov, Tensor.cov, aten.cov.default), _cov),
+    **dict.fromkeys((torch.corrcoef, Tensor.corrcoef, aten.corrcoef.default), _corrcoef),
+}
 
 LINALG = {
     aten._linalg_det.default: _det,
@@ -224,10 +257,13 @@ LINALG = {
     aten.linalg_solve.default: lambda a, b, *, left=True: _solve(a, b, left=left)[0],
     aten.linalg_solve_ex.default: _solve_ex,
     aten._linalg_solve_ex.default: _solve_ex_with_factors,
+    aten.linalg_lu_factor.default: _lu_factor,
     aten.linalg_lu_factor_ex.default: _lu,
     aten.linalg_lu.default: _lu_parts,
     aten.lu_unpack.default: _lu_unpacked,
     aten.linalg_lu_solve.default: _lu_solve,
+    aten.linalg_qr.default: _qr,
+    aten.ormqr.default: _times_reflections,
     aten.cholesky_solve.default: _cholesky_solve,
     aten.cholesky_inverse.default: _cholesky_inverse,
     aten.triangular_solve.default: _old_solve_triangular,
@@ -271,6 +307,24 @@ def _permutation(c: Call) -> relax.Expr:
     return _called(c, linalg.permutation(count, n, size), [pivots], [(count, size)])
 
 
+def _reflections(c: Call) -> relax.Expr:
+    *batch, m, n = c.shape
+    count = math.prod(batch)
+    x = c.emit(relax.op.reshape(c.x, [count, m, n]))
+    return _called(c, linalg.reflections(count, m, n, c.dtype), [x], [(count, m, n), (count, min(m, n))])
+
+
+def _product_of_reflections(c: Call) -> relax.Expr:
+    *batch, m, n = c.shape
+    count, size = math.prod(batch), shape_of(c.inputs[1])[-1]
+    kernel = linalg.product_of_reflections(count, m, n, size, c.dtype)
+    inputs = [
+        c.emit(relax.op.reshape(x, shape))
+        for x, shape in zip(c.inputs, ([count, m, n], [count, size]), strict=True)
+    ]
+    return _called(c, kernel, inputs, [(count, m, n)])
+
+
 def _cholesky_factor(c: Call) -> relax.Expr:
     count, n, dtype, x = _matrices(c)
     return _called(c, linalg.cholesky(count, n, dtype), [x], [(count, n, n), (count,)])
@@ -288,6 +342,8 @@ CONVERTERS = {
     "lu.default": _factors,
     "permutation.default": _permutation,
     "required.default": lambda c: checked(c.x, [1], c.inputs[1], False, c.builder),
+    "geqrf.default": _reflections,
+    "linalg_householder_product.default": _product_of_reflections,
     "linalg_cholesky_ex.default": _cholesky_factor,
     "linalg_solve_triangular.default": _triangular,
 }
