@@ -1,4 +1,5 @@
-"""Half precision: weights in bfloat16 and float16, at all levels, in files and with dynamic dims; what is refused.
+"""Half precision: weights in bfloat16 and float16, at all levels, in files and with dynamic dims; what is refused;
+networks in halves, of which each operation is rounded once, as PyTorch does.
 
 Products of pairs of bfloat16 run where the CPU has AVX512_BF16, and their assembly is read everywhere.
 """
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import close, reference
-from testing import without
+from testing import Function, without
 from torch import nn
 
 import tvmfast
@@ -216,3 +217,52 @@ def test_what_is_refused():
         tvmfast.build(mod, params, dtype="bfloat16")
     with pytest.raises(ValueError, match="is for CPUs: for a GPU convert the model"):
         tvmfast.build(mod, params, {"kind": "cuda", "arch": "sm_80"}, dtype="float16")
+
+
+# ---------------------------------------------------------------- networks in halves
+
+ROUNDED = {  # functions of halves that PyTorch computes in float32 and rounds once
+    "chains": lambda x, y: (x * y + y, x * 0.3 + x * x - y / 7, (x + y) * (x - y), torch.where(x > y, x, -y) * y),
+    "casts": lambda x, y: (x.float(), (x.float() * 1.01).to(x.dtype).float(), (x > y).to(x.dtype) * y),
+    "exact": lambda x, y: (x.abs(), x.floor(), x.trunc(), x.round(), torch.maximum(x, y), x.clamp(-0.3, 1.7), x >= y),
+    "sums": lambda x, y: (x + y, x - y, x + 0.1, 1 - x),
+    "quotients": lambda x, y: (x / y, x / 3, 1 / x, x.sqrt(), x * 0.1, nn.functional.leaky_relu(x)),
+}
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 6e-8, 3e38, -3e38, 65504, 1, -1, 0.5]
+
+
+def halves(dtype: str) -> tuple:
+    x = torch.cat([torch.tensor(SPECIAL), torch.randn(500), 10 * torch.randn(300), 1e-3 * torch.randn(210)])
+    return x.to(HALVES[dtype]), torch.cat([x.flip(0)[:512], x[:512].flip(0)]).to(HALVES[dtype])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_each_operation_is_rounded_once(level, dtype):
+    xs = halves(dtype)
+    net = Function(lambda *xs: [y for function in ROUNDED.values() for y in function(*xs)]).eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, xs), opt_level=level)
+    for number, (got, theirs) in enumerate(zip(lib(*xs), net(*xs), strict=True)):
+        np.testing.assert_array_equal(np.asarray(got).astype("float64"), theirs.double().numpy(), str(number))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("level", [0, 3])
+def test_infinities_and_zeros_of_halves(level, dtype):
+    def extremes(x):
+        zero = torch.zeros((), dtype=x.dtype)
+        return x.amax(-1), nn.functional.max_pool2d(x, 2), (-x).amin((2, 3)), x.argmax(-1), x * zero, x + zero
+
+    x = torch.full((1, 2, 8, 32), -np.inf).to(HALVES[dtype])
+    x[0, 1] = torch.randn(8, 32)
+    lib = tvmfast.build(*tvmfast.from_pytorch(Function(extremes).eval(), (x,)), opt_level=level)
+    for number, (got, theirs) in enumerate(zip(lib(x), extremes(x), strict=True)):
+        np.testing.assert_array_equal(np.asarray(got).astype("float64"), theirs.double().numpy(), str(number))
+
+
+def test_a_product_and_its_epilogue_in_bfloat16():
+    """A Let in what is rounded."""
+    xs = [torch.randn(16, 16).bfloat16() for _ in range(3)]
+    net = Function(lambda a, b, c: nn.functional.gelu(a @ b + c) * c).eval()
+    lib = tvmfast.build(*tvmfast.from_pytorch(net, tuple(xs)))
+    close(lib(*xs), reference(net, *xs))

@@ -20,8 +20,8 @@ _POOLS = tuple(f"nn.{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (
 _FUNCTIONS = {f"relax.{name}" for name in (
     "sum", "mean", "variance", "std", "einsum", *_POOLS, "nn.softmax", "nn.log_softmax", "nn.layer_norm",
     "nn.group_norm", "nn.instance_norm", "nn.rms_norm", "log_add_exp", "nn.gelu", "nn.gelu_tanh", "nn.silu",
-    "nn.softplus", "nn.selu", "acos", "acosh", "asin", "asinh", "atan", "atanh", "atan2", "cosh",
-    "floor_divide", "floor_mod", "prod", "rsqrt", "sigmoid", "sinh", "tan", "tanh",
+    "nn.softplus", "nn.selu", "nn.leakyrelu", "acos", "acosh", "asin", "asinh", "atan", "atanh", "atan2",
+    "cosh", "floor_divide", "floor_mod", "prod", "rsqrt", "sigmoid", "sinh", "tan", "tanh",
 )}  # fmt: skip
 
 

@@ -8,6 +8,7 @@ LOWERING corrects kernels after they are scheduled, so that no workload changes;
 
 import platform
 
+import ml_dtypes
 import numpy as np
 import tvm
 import tvm_ffi
@@ -342,19 +343,19 @@ def _is_zero(arg) -> bool:
     if not isinstance(arg.ty, relax.TensorType) or static_shape(arg.ty) != ():
         return False
     array = constant_array(arg)
-    return array is not None and array.dtype.kind == "f" and array == 0
+    return array is not None and _is_float(arg) and array == 0
 
 
 def _from_infinity(bb, call):
     """Start from, and pad with, an infinity; TVM's extreme finite number would beat one."""
     result = default(bb, call)
     dtype = str(call.ty.dtype)
-    if dtype.startswith("float"):
-        kernel, largest = result.args[0], float(np.finfo(dtype).max)
+    if _is_float(call):
+        kernel, largest = result.args[0], float(ml_dtypes.finfo(dtype).max)
         func = bb.get()[kernel]
 
         def infinite(constant):
-            if abs(constant.value) != largest:
+            if abs(constant.value) < largest:  # of bfloat16 TVM takes float32's
                 return constant
             return tirx.FloatImm(dtype, np.copysign(np.inf, constant.value))
 
