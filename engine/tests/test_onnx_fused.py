@@ -302,3 +302,40 @@ def test_operators_that_onnx_runtime_has_on_gpus_alone(rng):
     for level in LEVELS:
         model = model_of(nodes, feed, {f"y{n}": x.ndim for n, x in enumerate(wanted)}, weights)
         close(list(build(*from_onnx(model), opt_level=level)(*feed.values())), wanted, terms=64, scale=30)
+
+
+GROUPED = {  # attributes; the length of the queries and of the past, and how much of that is read for each sequence
+    "packed": ({"do_rotary": 1}, 4, 0, [0, 0]),
+    "prompts": ({}, 4, 0, [0, 0]),
+    "pasts of several lengths": ({"do_rotary": 1}, 1, 5, [5, 2]),
+    "pasts with room": ({}, 1, 12, [1, 4]),
+    "a past with room": ({}, 4, 12, [3]),
+    "prompts with room": ({"do_rotary": 1}, 4, 12, [0, 0]),
+    "window": ({"local_window_size": 3, "scale": 0.2}, 4, 5, [5]),
+    "bounded": ({"softcap": 2.0}, 4, 5, [5]),
+    "bias of scores": ({"softcap": 2.0}, 1, 5, [5, 3]),
+}
+
+
+@pytest.mark.parametrize(("kind", "level"), [(kind, 3 * (1 - n % 2)) for n, kind in enumerate(GROUPED)])
+def test_group_query_attention(rng, kind, level):
+    """Six heads of queries for two of keys."""
+    how, length, before, read = GROUPED[kind]
+    batch, most = len(read), max(read) + length
+    feed = {name: normal(rng, batch, length, heads * 16) for name, heads in zip("qkv", (6, 2, 2), strict=True)}
+    names = [*feed, "", "", "read", "total", *[""] * 4]
+    if kind == "packed":
+        feed, names[1:3] = {"q": np.concatenate(list(feed.values()), -1)}, ("", "")
+    if before:
+        feed |= {name: normal(rng, batch, 2, before, 16) for name in ("past_keys", "past_values")}
+        names[3:5] = "past_keys", "past_values"
+    feed["read"] = np.array(read, "int32") + length - 1
+    weights = {"total": np.array(most, "int32")}
+    if "do_rotary" in how:
+        angles = rng.uniform(-np.pi, np.pi, (30, 8))
+        weights |= {"cos": np.cos(angles).astype("float32"), "sin": np.sin(angles).astype("float32")}
+        names[7:9] = "cos", "sin"
+    if kind == "bias of scores":
+        feed["bias"], names[10] = normal(rng, 1, 6, length, most), "bias"
+    node = helper.make_node("GroupQueryAttention", names, ["y", "nk", "nv"], num_heads=6, kv_num_heads=2, **how, **MS)
+    agree(model_of([node], feed, {"y": 3, "nk": 4, "nv": 4}, weights), feed, terms=16 * 12, level=level, scale=20)

@@ -5,6 +5,7 @@ definitions are those of ONNX Runtime's docs/ContribOperators.md, and where they
 its CPU kernels compute.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ from onnx.helper import make_node, tensor_dtype_to_np_dtype
 from .graph import opset_of
 from .rewriting import Part, Rewritten, key_of, nodes_of
 
-_FLOAT32, _INT32, _BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.BOOL
+_FLOAT32, _INT32, _INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.INT64
 _LARGE = (1 << 31) - 1
 # Those that ONNX Runtime has in ONNX's domain: one for all opsets, one before ONNX had it.
 _CLAIMED = {"SimplifiedLayerNormalization": math.inf, "LayerNormalization": 17}
@@ -373,9 +374,19 @@ def _group_norm(part: _Part) -> None:
 
 
 def _attended(
-    part: _Part, queries: str, keys: str, values: str, added: list[str], output: str, scaled: float = 0.0
+    part: _Part,
+    queries: str,
+    keys: str,
+    values: str,
+    added: list[str],
+    output: str,
+    scaled: float = 0.0,
+    cap: float = 0.0,
 ) -> None:
-    """Add attention of (batch, heads, length, width), with terms that are added to the scores."""
+    """Add attention of (batch, heads, length, width), with terms that are added to the scores.
+
+    Before that these are bounded by `cap`, 0 for none, as by cap * tanh(score / cap).
+    """
     scores = part.add("MatMul", queries, part.add("Transpose", keys, perm=[0, 1, 3, 2]))
     if scaled:
         scale = part.number(scaled, part.input(0))
@@ -383,6 +394,9 @@ def _attended(
         width = part.add("Cast", part.size(queries, 3), to=part.type_of(part.input(0)).elem_type)
         scale = part.add("Reciprocal", part.add("Sqrt", width))
     scores = part.add("Mul", scores, scale)
+    if cap:
+        bound = part.number(cap, part.input(0))
+        scores = part.add("Mul", part.add("Tanh", part.add("Div", scores, bound)), bound)
     for term in added:
         scores = part.add("Add", scores, term)
     weights = part.add("Softmax", scores, axis=-1)
@@ -531,7 +545,7 @@ def _turned(part: _Part, x: str, positions: str, tables: list[str], rotary: int,
     if rotary:
         begin, middle, end, last = (part.constant([n], "int64") for n in (0, rotary, _LARGE, 3))
         x, rest = (part.add("Slice", x, *ends, last) for ends in ((begin, middle), (middle, end)))
-    interleaved = part.attributes.get("interleaved", 0)
+    interleaved = part.attributes.get("interleaved", part.attributes.get("rotary_interleaved", 0))
     pairs, apart = part.reshaped(x, 0, 0, 0, *((-1, 2) if interleaved else (2, -1))), 4 if interleaved else 3
     real, imaginary = (part.add("Gather", pairs, part.constant(n, "int64"), axis=apart) for n in (0, 1))
     products = [part.add("Mul", a, b) for a in (real, imaginary) for b in (cosines, sines)]
@@ -539,6 +553,91 @@ def _turned(part: _Part, x: str, positions: str, tables: list[str], rotary: int,
     turned = part.add("Concat", *(part.expanded(each, apart) for each in both), axis=apart)
     turned = part.reshaped(turned, 0, 0, 0, -1)
     return part.add("Concat", turned, rest, axis=3) if rest else turned
+
+
+def _group_query_attention(part: _Part) -> None:
+    """Attend with heads of queries that share keys and values, of which a past may come before.
+
+    A sequence has its keys at the beginning of the past and of the present, and behind them others that are
+    not read. Input 5 holds the numbers of those that are, less one, and input 6 is the greatest number; if
+    that is the length of the queries, they are prompts, for which none of the past is read.
+    """
+    query, key, value, *pasts = (part.input(n) for n in range(5))
+    others = {"head_sink": 11, "k_scale": 12, "v_scale": 13}
+    part.require_no(
+        **{name: part.input(n) for name, n in others.items()},
+        **{name: part.attributes.get(name, 0) for name in ("smooth_softmax", "qk_output")},
+        output_qk=part.output(3),
+    )
+    heads, shared = part.attributes["num_heads"], part.attributes["kv_num_heads"]
+    length = part.sizes(query)[1]
+    if not key:
+        width = part.sizes(query)[2] // (heads + 2 * shared)
+        both = part.reshaped(query, 0, 0, heads + 2 * shared, width)
+        ends = [part.constant([n], "int64") for n in (0, heads, heads + shared, heads + 2 * shared)]
+        pairs, axis = itertools.pairwise(ends), part.constant([2], "int64")
+        operands = [part.add("Slice", both, *pair, axis) for pair in pairs]
+    else:
+        width = part.sizes(query)[2] // heads
+        counts = zip((query, key, value), (heads, shared, shared), strict=True)
+        operands = [part.reshaped(x, 0, 0, count, width) for x, count in counts]
+    rows, before = part.constant(np.arange(length)[None], "int64"), part.sizes(pasts[0])[2] if pasts[0] else 0
+    if before:  # (batch, 1): how many keys of a sequence are of the past, none of a prompt
+        read = part.reshaped(part.add("Cast", part.input(5), to=_INT64), -1, 1)
+        total = part.reshaped(part.add("Cast", part.input(6), to=_INT64), 1)
+        of_past = part.add("Add", read, part.constant(1 - length, "int64"))
+        is_prompt = part.add("Equal", total, part.constant([length], "int64"))
+        of_past = part.add("Where", is_prompt, part.constant(0, "int64"), of_past)
+        rows = part.add("Add", of_past, rows)
+    if part.attributes.get("do_rotary", 0):
+        at, tables = part.input(9) or rows, [part.input(7), part.input(8)]
+        rotary = 2 * part.sizes(tables[0])[1]
+        rotary = rotary if rotary < width else 0
+        operands[:2] = (_turned(part, x, at, tables, rotary, 2) for x in operands[:2])
+    queries, keys, values = (part.add("Transpose", x, perm=[0, 2, 1, 3]) for x in operands)
+    if before:
+        count = part.add("Max", total, part.constant([before], "int64"))
+        columns = part.counter(part.add("Squeeze", count))
+        pairs = zip(pasts, (keys, values), strict=True)
+        keys, values = (_present(part, *pair, of_past, columns, (before, length)) for pair in pairs)
+    else:
+        columns = part.constant(np.arange(length), "int64")
+    part.named(keys, 1)
+    part.named(values, 2)
+    rows = part.expanded(rows, 2)
+    left_out = part.add("Greater", columns, rows)
+    if (window := part.attributes.get("local_window_size", -1)) >= 0:
+        first = part.add("Sub", rows, part.constant(window, "int64"))
+        left_out = part.add("Or", left_out, part.add("LessOrEqual", columns, first))
+    least, zero = (part.number(n, query) for n in (-np.inf, 0))
+    terms = [part.expanded(part.add("Where", left_out, least, zero), 1), *filter(None, [part.input(10)])]
+    if shared < heads:
+        times = part.constant([1, 1, heads // shared, 1, 1], "int64")
+        keys, values = (
+            part.reshaped(part.add("Expand", part.expanded(x, 2), times), 0, heads, -1, width)
+            for x in (keys, values)
+        )
+    scale, cap = (part.attributes.get(name, 0.0) for name in ("scale", "softcap"))
+    _attended(part, queries, keys, values, terms, part.output(0), scale, cap)
+
+
+def _present(part: _Part, past: str, new: str, begin: str, columns: str, lengths: tuple[int, int]) -> str:
+    """Write new keys or values (batch, heads, length, width) behind those of the past that each sequence has.
+
+    What comes behind is 0. The past's length and the new one are `lengths`; `columns` counts the present's.
+    """
+    before, length = lengths
+    batch, heads, _, width = part.sizes(past)
+    both = part.reshaped(part.add("Concat", past, new, axis=2), -1, width)
+    number = part.add("Sub", columns, begin)  # (batch, present) among the new ones
+    is_past = part.add("Less", number, part.constant(0, "int64"))
+    newer = part.add("Add", number, part.constant(before, "int64"))
+    is_read = part.add("Less", number, part.constant(length, "int64"))
+    source = part.add("Where", is_past, columns, newer)
+    source = part.expanded(part.add("Where", is_read, source, part.constant(0, "int64")), 1)
+    first = part.constant(np.arange(batch * heads).reshape(batch, heads, 1) * (before + length), "int64")
+    found = part.add("Gather", both, part.add("Add", source, first))
+    return part.add("Where", part.of_axes("Unsqueeze", is_read, [1, 3], 13), found, part.number(0, past))
 
 
 _MICROSOFT = "com.microsoft"
@@ -563,6 +662,7 @@ _OF_MICROSOFT: dict[str, Callable[[_Part], None]] = {
     "EmbedLayerNormalization": _embeddings,
     "Attention": _attention,
     "MultiHeadAttention": _multi_head_attention,
+    "GroupQueryAttention": _group_query_attention,
     "RotaryEmbedding": _rotary_embedding,
 }
 _RULES = {(_MICROSOFT, op): rule for op, rule in _OF_MICROSOFT.items()}
