@@ -3,6 +3,7 @@
 import math
 
 import adversarial
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -53,6 +54,28 @@ def test_sums_that_may_overflow_whatever_their_result():
             _, beyond = adversarial._reference(framework, [x], framework(x), np.random.default_rng(0), sizes)
         assert beyond[0].tolist() == [found]
     assert [adversarial._overflows(np.float32([each])) for each in (1e19, 1e20, math.inf)] == [False, True, False]
+
+
+def test_a_framework_without_float64():
+    """Its own precision decides then: 1 of 16777217 ones is within what rounding of the inputs moves."""
+
+    def framework(x, y):
+        if x.dtype == "float64":
+            raise NotImplementedError("float64")
+        return [x - y, np.int32([3])]
+
+    x, y = np.float32([16777216.0]), np.float32([16777215.0])
+    right, beyond = adversarial._reference(framework, [x, y], framework(x, y), np.random.default_rng(0), framework)
+    assert beyond is None and 1 <= right.moved[0] <= 64 and right.moved[1] == 0
+    judge([np.float32([2.0]), np.int32([3])], framework(x, y), right)
+    with pytest.raises(AssertionError):
+        judge([np.float32([200.0]), np.int32([3])], framework(x, y), right)
+
+
+def test_squares_that_overflow_in_float32():
+    dtypes = ("float32", ml_dtypes.bfloat16, "float64")
+    assert [adversarial._overflows_in_float32(np.array([1e20], each)) for each in dtypes] == [True, True, False]
+    assert [adversarial._overflows_in_float32(np.float32([x])) for x in (1e19, math.inf)] == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from agreement import close
 
 import tvmfast
+from tvmfast.backends import torch_compile
 from tvmfast.frontends.mxnet import gluon
 
 NAN, INF, MOST = math.nan, math.inf, 3.0e38
@@ -201,6 +202,20 @@ def test_a_variance_of_0_in_onnx(level):
             factor = np.abs(weights[0]) / np.sqrt(arrays["var"])
             summed = (np.abs(rows) + weights[2]) * factor + weights[1]
         close(got, wanted, 4, scale=np.nan_to_num(summed, posinf=0), rounded=True)
+
+
+@pytest.mark.filterwarnings("error:tvmfast leaves a graph to PyTorch")
+def test_margin_losses_in_torch_compile(rng):
+    def losses(x, label, labels):
+        of_one = [F.multi_margin_loss(x, label, reduction=each) for each in ("mean", "sum", "none")]
+        return *of_one, *(F.multilabel_margin_loss(x, labels, reduction=each) for each in ("mean", "sum", "none"))
+
+    labels, label = torch.tensor([[1, -1, 2], [0, 2, 1], [-1, 2, 2]]), torch.tensor([0, 2, 1])
+    x = torch.tensor(rng.standard_normal((3, 3)), dtype=torch.float32)
+    x[0, 1], x[1, 0] = NAN, INF
+    with torch.no_grad():
+        got = torch.compile(losses, backend=torch_compile.backend, options={"opt_level": 0})(x, label, labels)
+        close(got, losses(x.double(), label, labels), 20)
 
 
 class Norms(torch.nn.Module):
