@@ -96,7 +96,7 @@ def counter(shape: Sequence[int], axis: int) -> relax.Expr:
 
 def along(row: relax.Expr, shape: Sequence[int], axis: int) -> relax.Expr:
     """Return a vector, reshaped to lie along an axis of tensors of this shape."""
-    return R.reshape(row, [n if i == axis else 1 for i, n in enumerate(shape)])
+    return R.expand_dims(row, [other for other in range(len(shape)) if other != axis])
 
 
 def reversed_sequences(bb, x: relax.Expr, lengths: relax.Expr, time: int, batch: int) -> relax.Expr:
