@@ -21,19 +21,23 @@ from tvmfast.compiler.schedule import amx
 from tvmfast.core import machine
 
 SETS = ("amx-tile", "amx-int8", "amx-bf16")
-FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
+FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread")
+
+
+def library(source: Path, *flags: str) -> ctypes.CDLL:
+    """A file of C++, compiled, and visible to code that is generated in memory."""
+    if machine.cpp_compiler() is None:
+        pytest.skip("no C++ compiler here")
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / f"{source.stem}.so"
+        subprocess.run([machine.cpp_compiler(), *FLAGS, *flags, str(source), "-o", str(compiled)], check=True)
+        return ctypes.CDLL(str(compiled), ctypes.RTLD_GLOBAL)
 
 
 @functools.cache
 def functions() -> ctypes.CDLL:
-    """The functions, compiled, and visible to code that is generated in memory."""
-    if machine.cpp_compiler() is None:
-        pytest.skip("no C++ compiler here")
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "emulated_amx.so"
-        source = str(Path(__file__).with_suffix(".cc"))
-        subprocess.run([machine.cpp_compiler(), *FLAGS, source, "-o", str(library)], check=True)
-        found = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    """Those of emulated_amx.cc."""
+    found = library(Path(__file__).with_suffix(".cc"), "-ffp-contract=off")
     found.emulated_error.restype = ctypes.c_char_p
     for name in ("products", "configurations"):
         getattr(found, f"emulated_{name}").restype = ctypes.c_int64

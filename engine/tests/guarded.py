@@ -18,35 +18,24 @@ import contextlib
 import ctypes
 import functools
 import math
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-import pytest
 import tvm
 import tvm_ffi
+from emulated_amx import library
 from tvm import tirx
 
 from tvmfast.compiler import codegen
 from tvmfast.compiler.legalize import ieee754
-from tvmfast.core import machine
 from tvmfast.core.relax import op_name
-
-FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-pthread")
 
 
 @functools.cache
 def functions() -> ctypes.CDLL:
-    """The functions of guarded.cc, visible to code that is generated in memory."""
-    if machine.cpp_compiler() is None:
-        pytest.skip("no C++ compiler here")
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "guarded.so"
-        source = str(Path(__file__).with_suffix(".cc"))
-        subprocess.run([machine.cpp_compiler(), *FLAGS, source, "-o", str(library)], check=True)
-        found = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    """Those of guarded.cc."""
+    found = library(Path(__file__).with_suffix(".cc"))
     found.guarded_faults.restype = ctypes.c_char_p
     found.guarded_checks.restype = ctypes.c_int64
     return found
