@@ -5,6 +5,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,36 @@ def test_a_child_of_a_fork_starts_threads_of_its_own(folder):
         os._exit(0 if right and len(os.listdir("/proc/self/task")) == before + 2 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     run()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="CPUs of a thread are Linux's")
+def test_a_worker_leaves_the_cpu_of_the_thread_that_began_the_loop(folder):
+    """As far as the program lets it. It looks when it runs a chunk, so loops go on until it has had one there."""
+    usable = os.sched_getaffinity(0)
+    if len(usable) < 2:
+        pytest.skip("one CPU")
+    here = min(usable)
+    before = set(os.listdir("/proc/self/task"))
+    _, run = opened(folder, 2, 4)
+    run()
+    (worker,) = map(int, set(os.listdir("/proc/self/task")) - before)
+
+    def allowed_after(given: set[int], wanted: set[int], seconds: float) -> set[int]:
+        os.sched_setaffinity(worker, given)
+        end = time.monotonic() + seconds
+        while os.sched_getaffinity(worker) != wanted and time.monotonic() < end:
+            os.sched_setaffinity(worker, {here})  # where Linux may have left it
+            os.sched_setaffinity(worker, given)
+            for _ in range(20):
+                run(64, yields=True)
+        return os.sched_getaffinity(worker)
+
+    os.sched_setaffinity(0, {here})  # of this thread
+    try:
+        assert allowed_after(usable, usable - {here}, 60) == usable - {here}
+        assert allowed_after({here}, set(), 0.2) == {here}
+    finally:
+        os.sched_setaffinity(0, usable)
 
 
 NETWORKS = """

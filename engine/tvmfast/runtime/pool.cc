@@ -28,6 +28,7 @@ struct TVMParallelGroupEnv {
 using FTVMParallelLambda = int (*)(int task_id, TVMParallelGroupEnv* penv, void* cdata);
 
 constexpr int kLoops = 8; /* that run at the same time, for several threads of the program; others run on one thread */
+constexpr int64_t kMove = 10000000; /* nanoseconds */
 constexpr int kLine = 64; /* bytes of a cache line: what different threads write lies on different ones */
 
 /* The chunks at one thread's part of a loop that nobody has claimed, in the lower half. The upper half numbers the
@@ -44,6 +45,7 @@ struct alignas(kLine) Loop {
   TVMParallelGroupEnv env;
   uint64_t number = 0;
   Part* parts = nullptr;
+  std::atomic<int> cpu{-1}; /* on which the thread that began the loop was then; -1: not known */
   alignas(kLine) std::atomic<int> unfinished{0}; /* chunks */
   std::atomic<bool> failed{false}, awaited{false};
 };
@@ -109,22 +111,20 @@ void Help(Loop* loop, int own) {
   }
 }
 
-void* Work(void* number) {
-  int own = static_cast<int>(reinterpret_cast<intptr_t>(number));
-  for (;;) {
-    uint32_t seen = posted;
-    for (Loop& loop : loops)
-      if (loop.unfinished > 0) Help(&loop, own);
-    if (Spin([seen] { return posted != seen; })) continue;
-    pthread_mutex_lock(&mutex);
-    ++sleeping;
-    while (posted == seen) pthread_cond_wait(&more, &mutex);
-    --sleeping;
-    pthread_mutex_unlock(&mutex);
-  }
+#ifdef __linux__
+int Cpu() { return bind ? -1 : sched_getcpu(); }
+
+/* Keep this thread off a CPU, if it may run on others. */
+void Avoid(int cpu) {
+  static thread_local cpu_set_t allowed, chosen; /* by the program, and here */
+  cpu_set_t now;
+  if (sched_getaffinity(0, sizeof now, &now)) return;
+  if (!CPU_EQUAL(&now, &chosen)) allowed = now;
+  chosen = allowed;
+  CPU_CLR(cpu, &chosen);
+  if (CPU_COUNT(&chosen)) sched_setaffinity(0, sizeof chosen, &chosen);
 }
 
-#ifdef __linux__
 void BindTo(pthread_t thread, int number) {
   cpu_set_t allowed, one;
   if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
@@ -134,8 +134,35 @@ void BindTo(pthread_t thread, int number) {
   if (CPU_COUNT(&one)) pthread_setaffinity_np(thread, sizeof one, &one);
 }
 #else
+int Cpu() { return -1; }
+void Avoid(int) {}
 void BindTo(pthread_t, int) {}
 #endif
+
+/* Linux may wake a thread on the CPU of the one that wakes it, and leave both there for seconds beside an idle one: a
+   network then takes twice its time. A thread that finds itself there moves, at most once in kMove. */
+void* Work(void* number) {
+  int own = static_cast<int>(reinterpret_cast<intptr_t>(number));
+  int64_t moved = 0;
+  for (;;) {
+    uint32_t seen = posted;
+    for (Loop& loop : loops) {
+      if (loop.unfinished <= 0) continue;
+      int cpu = Cpu();
+      if (cpu >= 0 && cpu == loop.cpu && Nanoseconds() - moved > kMove) {
+        Avoid(cpu);
+        moved = Nanoseconds();
+      }
+      Help(&loop, own);
+    }
+    if (Spin([seen] { return posted != seen; })) continue;
+    pthread_mutex_lock(&mutex);
+    ++sleeping;
+    while (posted == seen) pthread_cond_wait(&more, &mutex);
+    --sleeping;
+    pthread_mutex_unlock(&mutex);
+  }
+}
 
 /* Start the threads, once. They get no signals: those are for the program's own. */
 void Start() {
@@ -198,6 +225,7 @@ int tvmfast_pool_launch(FTVMParallelLambda run, void* data, int tasks) {
   loop->run = run;
   loop->data = data;
   loop->tasks = tasks;
+  loop->cpu = Cpu();
   loop->env = {nullptr, tasks};
   loop->failed = loop->awaited = false;
   loop->unfinished = tasks;
