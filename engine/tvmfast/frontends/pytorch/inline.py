@@ -15,7 +15,7 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from .ops.decompositions import grouped_product
+from .ops.decompositions import group_norm_with_statistics, grouped_product, layer_norm_with_statistics
 from .ops.indexing import max_pool_with_indices
 from .ops.uint8_images import RESIZES, resize_dynamic
 
@@ -48,12 +48,13 @@ def inline(node: fx.Node, function: Callable, args: Any, kwargs: dict, table: di
     return pytree.tree_unflatten(results, forms[-1])
 
 
-_NORMS = [aten.native_layer_norm.default, aten.native_group_norm.default]
-_NORMS += [aten._native_batch_norm_legit.no_stats]
+_BATCH_NORM = aten._native_batch_norm_legit.no_stats
 _MULTI_RESULT = {
     aten.max_pool2d_with_indices.default: max_pool_with_indices,
     aten.max_pool3d_with_indices.default: max_pool_with_indices,
-    **{each: decomposition_table[each] for each in _NORMS},
+    aten.native_layer_norm.default: layer_norm_with_statistics,
+    aten.native_group_norm.default: group_norm_with_statistics,
+    _BATCH_NORM: decomposition_table[_BATCH_NORM],
 }
 
 
