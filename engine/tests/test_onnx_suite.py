@@ -13,8 +13,11 @@ import numpy as np
 import onnx
 import onnx_suite
 import pytest
+import torch
+from agreement import close
 from onnx.helper import make_node
 from testing import sampled
+from torchvision.ops import roi_align
 
 from tvmfast.backends import onnx_backend
 
@@ -60,6 +63,16 @@ def test_a_sample_of_onnxs_node_tests(cases, step):
 )
 def test_cases_that_are_refused_by_name(cases, name):
     assert onnx_suite.outcome(cases[f"test_{name}"], onnx_backend, opt_level=0).startswith("refused: ")
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_regions_of_which_onnx_expects_four_digits(cases, aligned):
+    case = cases[f"test_roialign_aligned_{str(aligned).lower()}"]
+    x, rois, images = case.data_sets[0][0]
+    (got,) = onnx_backend.run_model(case.model, [x, rois, images], opt_level=0)
+    regions = torch.from_numpy(np.concatenate([images[:, None], rois], 1))
+    wanted = roi_align(torch.from_numpy(x).double(), regions.double(), 5, 1.0, 2, aligned)
+    close(got, wanted, 16)
 
 
 def test_what_is_listed_is_a_case(cases):

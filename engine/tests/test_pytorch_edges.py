@@ -216,3 +216,40 @@ def test_a_reflection_between_the_outer_pixels_needs_two_of_a_dynamic_axis():
     shapes = {"x": (1, 2, "h", 4), "grid": (1, 3, 3, 2)}
     lib = build(lambda x, grid: F.grid_sample(x, grid, "bilinear", "reflection", True), shapes)
     assert lib.inputs[0].shape[2].lower == 2
+
+
+class Repeated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("counts", torch.tensor([2, 0, 1, 3]))
+        self.weight = torch.nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x):
+        of_rows = x.repeat_interleave(self.counts * 2, 1)
+        again = of_rows.repeat_interleave(torch.full((of_rows.shape[1],), 2), 1)
+        return (
+            *(of_rows @ self.weight, of_rows.flatten(1), again.sum(1), torch.repeat_interleave(self.counts)),
+            *(x.repeat_interleave(torch.tensor([2]), 0), x.repeat_interleave(torch.tensor([1, 0, 2]), -1)),
+            *(x[0].repeat_interleave(torch.arange(12)), x.repeat_interleave(self.counts * 0, 1)),
+        )
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_repeats_by_constants(level, batch):
+    net, x = Repeated().eval(), torch.randn(2, 4, 3)
+    results = tvmfast.build(*tvmfast.from_pytorch(net, {"x": (batch, 4, 3)}), opt_level=level)(x.numpy())
+    for got, wanted in zip(results, net(x), strict=True):
+        close(got, wanted.detach(), 3, rounded=True) if wanted.is_floating_point() else close(got, wanted)
+    if batch == 2:
+        program = torch.export.export(net, (x,))
+        (*_, got) = tvmfast.build(*tvmfast.from_pytorch(program))(x.numpy())
+        assert np.asarray(got).shape == (2, 0, 3)
+
+
+def test_repeats_that_are_no_constants_are_refused():
+    for repeats in (lambda x: x.int(), lambda x: torch.tensor([1, 2, 0]) + x.int()):
+        with pytest.raises(NotImplementedError, match="repeat_interleave"):
+            build(lambda x, repeats=repeats: x.repeat_interleave(repeats(x)), {"x": (3,)})
+    with pytest.raises(NotImplementedError, match="randint"):
+        build(lambda x: x.repeat_interleave(torch.randint(3, (3,))), {"x": (3,)})

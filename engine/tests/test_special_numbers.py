@@ -259,3 +259,85 @@ def test_rms_norms_of_float64(level, rng):
     x[2] *= 1e-3
     wanted = x / np.sqrt(np.mean(x * x, 1, keepdims=True) + float(np.float32(1e-5))) * w
     close(lib(x, w), wanted, 4)
+
+
+@pytest.fixture
+def large(rng):
+    """Rows near the largest number, of one sign and of both, of squares that overflow, and of such that are 0."""
+    x = rng.standard_normal((4, 4, 6)).astype("float32")
+    x[0], x[1], x[2], x[3] = MOST, [MOST, -MOST] * 3, x[2] * 1e30, x[3] * 1e-30
+    return x
+
+
+def statistics(x, *axes):
+    """Return the means and the inverse deviations of a norm, and x over its deviation from the mean, in float64."""
+    x = x.astype("float64")
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return mean, 1 / np.sqrt(variance + 1e-5), (x - mean) / (np.sqrt(variance) + 1e-9)
+
+
+def holds(got, wanted, summed=0):
+    """Assert that a result is right, to a share of each of its numbers, or of the largest that its row sums."""
+    wanted = wanted.reshape(got.shape)
+    summed = np.reshape(summed, (-1, *[1] * (got.ndim - 1)))
+    close(got, wanted, 24, scale=np.maximum(np.abs(wanted), summed))
+
+
+@LEVELS
+def test_statistics_of_the_largest_numbers(level, large):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            groups = torch.native_group_norm(x, None, None, 4, 4, 6, 2, 1e-5)
+            return *torch.native_layer_norm(x, (6,), None, None, 1e-5)[1:], *groups[1:]
+
+    given = torch.from_numpy(large)
+    results = tvmfast.build(*tvmfast.from_pytorch(Net().eval(), {"x": given}), opt_level=level)(given)
+    for place, rows in ((0, large), (2, large.reshape(4, 2, -1))):
+        mean, scale, _ = statistics(rows, 2)
+        holds(results[place], mean, np.abs(large).max((1, 2)))
+        holds(results[place + 1], scale)
+
+
+@LEVELS
+def test_norms_of_the_largest_numbers_in_onnx(level, large):
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        net (float[4, 4, 6] x, float[6] one) => (
+            float[4, 4, 1] mean, float[4, 4, 1] scale, float[4, 4, 6] moved, float[4, 4, 6] l1, float[4, 4, 6] l2
+        ) {
+            y, mean, scale = LayerNormalization(x, one)
+            moved = MeanVarianceNormalization <axes = [1, 2]> (x)
+            l1 = LpNormalization <axis = 1, p = 1> (x)
+            l2 = LpNormalization <axis = 1> (x)
+        }""")
+    results = tvmfast.build(*tvmfast.from_onnx(model), opt_level=level)(large, np.ones(6, "float32"))
+    double = large.astype("float64")
+    quotients = [double / np.linalg.norm(double, order, 1, keepdims=True) for order in (1, 2)]
+    (mean, scale, _), (*_, moved) = statistics(large, 2), statistics(large, 1, 2)
+    holds(results[0], mean, np.abs(large).max((1, 2)))
+    for got, wanted in zip(results[1:], (scale, moved, *quotients), strict=True):
+        holds(got, wanted)
+
+
+@OF_MXNET
+@LEVELS
+def test_norms_of_the_largest_numbers_in_mxnet(level, large):
+    """Where the variance overflows, what is normalized is 0."""
+    import mxnet as mx
+
+    sym, x, params, norms = mx.sym, mx.sym.var("x"), {}, []
+    for size, norm, how in ((6, sym.LayerNorm, {}), (4, sym.LayerNorm, {"axis": 1}), (2, sym.GroupNorm, {}),
+                            (4, sym.GroupNorm, {}), (4, sym.InstanceNorm, {})):  # fmt: skip
+        names = [f"{name}{len(norms)}" for name in ("gamma", "beta")]
+        params |= {name: np.full(size, 2 + len(norms), "float32") for name in names}
+        how = how | ({"num_groups": 2} if norm is sym.GroupNorm else {})
+        norms.append(norm(x, *map(sym.var, names), **how))
+    lengths = [sym.L2Normalization(x, mode=mode, eps=0) for mode in ("instance", "channel", "spatial")]
+    net = sym.Group([*norms, *lengths])
+    lib = tvmfast.build(*tvmfast.from_mxnet(net, params, {"x": large.shape}), opt_level=level)
+    results, double = lib(large), large.astype("float64")
+    for number, got in enumerate(results[:5]):
+        assert (np.asarray(got)[:3] == 2 + number).all()
+    squares = [(double * double).sum(axes, keepdims=True) for axes in ((1, 2), 1, 2)]
+    for got, each in zip(results[5:], squares, strict=True):
+        holds(got, double / np.sqrt(each))

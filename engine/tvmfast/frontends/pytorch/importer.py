@@ -37,7 +37,7 @@ from ..contract import as_model
 from ..dynamic.probing import Model, with_dynamic_dims
 from .complex import without_complex
 from .dynamic import OF_PROGRAM, SCRIPTED, as_module, find_suspects, signature_of, unscript, zeros
-from .inline import foreign, resizes_of_uint8, used_results
+from .inline import foreign, resizes_of_uint8, used_results, with_known_repeats
 from .ops.converters import CONVERTERS
 from .ops.decompositions import DECOMPOSITIONS
 from .ops.losses import own_losses
@@ -341,14 +341,20 @@ def _capture(model: Any, specs: list[TensorSpec]) -> ExportedProgram:
     """Capture an ExportedProgram with static shapes; ValueError if the network does not take such inputs."""
     examples = zeros(specs)
     if isinstance(model, ExportedProgram):
-        if all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape):
+        is_static = all(isinstance(n, int) for value in _input_values(model).values() for n in value.shape)
+        module = with_known_repeats(model) if is_static else as_module(model)
+        if module is None:
             return model
-        model = as_module(model)
+        model = module
     try:
         with WholeLayers():
             if isinstance(model, SCRIPTED):
-                return torch.export.export(unscript(model, examples), examples)
-            return export(model, examples)
+                program = torch.export.export(unscript(model, examples), examples)
+            else:
+                program = export(model, examples)
+            while module := with_known_repeats(program):
+                program = export(module, examples)
+            return program
     except Exception as error:
         if packs(error):  # before a run on examples, which are zeros, and no lengths
             raise NotImplementedError(PACKED) from error

@@ -158,19 +158,6 @@ def _batch_norm(c: Call):
     return relax.TupleGetItem(result, 0)
 
 
-def _scaled(c: Call, x: relax.Expr, axis: int) -> relax.Expr:
-    """Multiply by gamma and add beta, which lie along an axis."""
-    gamma, beta = (c.along(n, c.shape[axis], axis) for n in (1, 2))
-    return x * gamma + beta
-
-
-def _normalized(c: Call, x: relax.Expr, axes: list[int], epsilon: float) -> relax.Expr:
-    """Give `x` mean 0 and variance 1 along some axes; `epsilon` is the default of the attribute eps."""
-    centred = op.subtract(x, op.mean(x, axes, keepdims=True))
-    variance = op.mean(centred * centred, axes, keepdims=True)
-    return centred / op.sqrt(variance + c.const(float(c.get("eps", epsilon))))
-
-
 @converts("InstanceNorm")
 @in_float32
 def _instance_norm(c: Call):
@@ -182,31 +169,31 @@ def _instance_norm(c: Call):
 @in_float32
 def _layer_norm(c: Call):
     axis = int(c.get("axis", -1)) % c.rank
-    return _scaled(c, _normalized(c, c.x, [axis], 1e-5), axis)
+    weights = (c.expect(number, c.shape[axis]) for number in (1, 2))
+    return op.nn.layer_norm(c.x, *weights, [axis], float(c.get("eps", 1e-5)))
 
 
 @converts("GroupNorm")
 @in_float32
 def _group_norm(c: Call):
     """Normalize; gamma and beta have one element per group or, in some versions, per channel."""
-    groups = int(c.get("num_groups", 1))
-    grouped = (c.shape[0], groups, math.prod(c.shape[1:]) // groups)
-    result = _normalized(c, op.reshape(c.x, grouped), [2], 1e-5)
-    size, trailing = groups, (1,)
-    if shape_of(c.inputs[1]) != (groups,):
-        result = op.reshape(result, c.shape)
-        size, trailing = c.shape[1], (1,) * (c.rank - 2)
-    gamma, beta = (op.reshape(c.expect(n, size), (1, size, *trailing)) for n in (1, 2))
-    return op.reshape(result * gamma + beta, c.shape)
+    groups, epsilon = int(c.get("num_groups", 1)), float(c.get("eps", 1e-5))
+    if shape_of(c.inputs[1]) == (groups,):
+        weights = (c.expect(number, groups) for number in (1, 2))
+        rows = op.reshape(c.x, (c.shape[0], groups, math.prod(c.shape[1:]) // groups))
+        return op.reshape(op.nn.instance_norm(rows, *weights, 1, [2], epsilon), c.shape)
+    weights = (c.expect(number, c.shape[1]) for number in (1, 2))
+    return op.nn.group_norm(c.x, *weights, groups, 1, list(range(2, c.rank)), epsilon)
 
 
 @converts("L2Normalization")
-@in_float32
 def _l2_normalization(c: Call):
+    """Divide by the norm in float64, in which no square of a float32 overflows or becomes 0."""
     c.refuse(mode=("instance", "channel", "spatial"))
     axes = {"instance": range(1, c.rank), "channel": [1], "spatial": range(2, c.rank)}
-    squares = op.sum(c.x * c.x, list(axes[c.get("mode", "instance")]), keepdims=True)
-    return c.x / op.sqrt(squares + c.const(c.get("eps", 1e-10)))
+    x = c.cast(c.x, "float64")
+    squares = op.sum(x * x, list(axes[c.get("mode", "instance")]), keepdims=True)
+    return c.cast(c.emit(x / op.sqrt(squares + relax.const(float(c.get("eps", 1e-10)), "float64"))), c.dtype)
 
 
 @converts("LRN")

@@ -36,13 +36,24 @@ _LONGEST = (1 << 31) - 1  # stride of a slice
 
 @converts("LpNormalization")
 def _lp_normalization(n: Node):
-    """Divide by the L1 or L2 norm along an axis; a norm of 0 gives 0."""
-    axis, zero = n.get("axis", -1), n.const(0)
+    """Divide by the L1 or L2 norm along an axis, in float64; a norm of 0 gives 0."""
+    axis, zero, x = n.get("axis", -1), relax.const(0, "float64"), _wide(n)
     if n.get("p", 2) == 1:
-        norm = R.sum(R.abs(n.x), axis, keepdims=True)
+        norm = R.sum(R.abs(x), axis, keepdims=True)
     else:
-        norm = R.sqrt(R.sum(R.multiply(n.x, n.x), axis, keepdims=True))
-    return R.where(R.equal(norm, zero), zero, R.divide(n.x, norm))
+        norm = R.sqrt(R.sum(R.multiply(x, x), axis, keepdims=True))
+    return n.cast(n.emit(R.where(R.equal(norm, zero), zero, R.divide(x, norm))), n.dtype)
+
+
+def _wide(n: Node) -> relax.Expr:
+    """Return x in float64, in which sums and squares of float32 neither overflow nor become 0."""
+    return n.emit(n.cast(n.x, "float64"))
+
+
+def _moments(n: Node, axes: list[int]) -> tuple[relax.Expr, relax.Expr]:
+    """Return the difference of x to its mean, and its variance, along axes that are kept, in float64."""
+    centred = R.subtract(_wide(n), n.emit(R.mean(_wide(n), axes, keepdims=True)))
+    return centred, n.emit(R.mean(R.multiply(centred, centred), axes, keepdims=True))
 
 
 @converts("LayerNormalization")
@@ -52,9 +63,10 @@ def _layer_normalization(n: Node):
     output = n.tvm_converter().fields[0]
     if n.outputs == 1:
         return output
-    x = n.x if n.dtype == "float32" else R.astype(n.x, "float32")
-    variance = R.add(R.variance(x, axes, keepdims=True), relax.const(n.get("epsilon", 1e-5), "float32"))
-    return relax.Tuple([output, R.mean(x, axes, keepdims=True), R.rsqrt(variance)])
+    epsilon = relax.const(n.get("epsilon", float(np.float32(1e-5))), "float64")
+    variance = R.add(_moments(n, axes)[1], epsilon)
+    statistics = R.mean(_wide(n), axes, keepdims=True), R.rsqrt(variance)
+    return relax.Tuple([output, *(n.cast(n.emit(each), "float32") for each in statistics)])
 
 
 @converts("RMSNormalization")
@@ -78,12 +90,9 @@ def _instance_normalization(n: Node):
 @converts("MeanVarianceNormalization")
 def _mean_variance_normalization(n: Node):
     """Divide by the deviation from the mean; TVM subtracts the mean's square from that of the squares."""
-    axes = list(n.get("axes", (0, 2, 3)))
-    x = n.builder.emit(R.astype(n.x, "float32") if n.dtype == "float16" else n.x)
-    centred = n.builder.emit(R.subtract(x, R.mean(x, axes, keepdims=True)))
-    deviation = R.sqrt(R.mean(R.multiply(centred, centred), axes, keepdims=True))
-    result = R.divide(centred, R.add(deviation, relax.const(1e-9, x.ty.dtype)))
-    return R.astype(result, n.dtype) if n.dtype == "float16" else result
+    centred, variance = _moments(n, list(n.get("axes", (0, 2, 3))))
+    deviation = R.add(R.sqrt(variance), relax.const(1e-9, "float64"))
+    return n.cast(n.emit(R.divide(centred, deviation)), n.dtype)
 
 
 @converts("Elu", "Selu")

@@ -449,6 +449,22 @@ def _layer_norm(
     return aten.native_layer_norm(x.float(), shape, weight, bias, eps)[0].to(x.dtype)
 
 
+def layer_norm_with_statistics(x: Tensor, shape: list[int], weight: _Weight, bias: _Weight, eps: float):
+    """Return the norm, and the mean and 1 / deviation of each row."""
+    dims = list(range(x.ndim - len(shape), x.ndim))
+    return _layer_norm(x, shape, weight, bias, eps), *_statistics(x, dims, eps, True)
+
+
+def group_norm_with_statistics(x: Tensor, weight: _Weight, bias: _Weight, batch, _c, _hw, groups, eps):
+    """Return the norm, and the mean and 1 / deviation of each group, (N, groups)."""
+    return _by_groups(x, groups, weight, bias, eps), *_statistics(x.reshape(batch, groups, -1), [2], eps)
+
+
+def _statistics(x: Tensor, dims: list[int], eps: float, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    variance, mean = torch.var_mean(x.double(), dims, correction=0, keepdim=keepdim)
+    return mean.to(x.dtype), torch.rsqrt(variance + eps).to(x.dtype)
+
+
 # ---------------------------------------------------------------- attention
 # nn.TransformerEncoderLayer and nn.MultiheadAttention call these in eval mode where no gradient is wanted.
 
