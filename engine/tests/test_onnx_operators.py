@@ -382,6 +382,41 @@ def test_norms_of_halves_are_rounded_once(rng, dtype, level):
         close(got, function(x.astype("float64")), terms=2500)
 
 
+ONCE = {  # their parameters are float32; weights of a doubled size are exact
+    "Celu<alpha = 0.3>(x)": lambda x: F.celu(x, _single(0.3)),
+    "HardSigmoid<alpha = 0.3, beta = 0.4>(x)": lambda x: (_single(0.3) * x + _single(0.4)).clamp(0, 1),
+    "HardSwish(x)": F.hardswish,
+    "LeakyRelu<alpha = 0.3>(x)": lambda x: F.leaky_relu(x, _single(0.3)),
+    "Mish(x)": F.mish,
+    "PRelu(x, slope)": lambda x: torch.where(x < 0, x * 0.375, x),
+    "Softsign(x)": F.softsign,
+    "Shrink<lambd = 0.5, bias = 0.2>(x)": lambda x: torch.where(x.abs() > 0.5, x - x.sign() * _single(0.2), 0),
+    "Swish<alpha = 0.7>(x)": lambda x: x * torch.sigmoid(_single(0.7) * x),
+    'Resize<mode = "linear">(x, , , size)': lambda x: F.interpolate(x, (32, 32), mode="bilinear"),
+    'Resize<mode = "cubic">(x, , , size)': lambda x: F.interpolate(x, (32, 32), mode="bicubic"),
+}
+
+
+def _single(number: float) -> float:
+    return float(np.float32(number))
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_functions_of_halves_are_rounded_once(rng, dtype, level):
+    x = (3 * rng.standard_normal((1, 4, 16, 16))).astype(dtype)
+    feed = {"x": x, "slope": np.array([0.375], dtype)}
+    nodes = [f"y{i} = {node} | y{i} {dtype} 4" for i, node in enumerate(ONCE)]
+    model = model_of(feed, "<int64[4] size = {1, 4, 32, 32}>", nodes, 24)
+    results = build(*from_onnx(model), opt_level=level)(*feed.values())
+    for (node, function), got in zip(ONCE.items(), results, strict=True):
+        wanted = function(torch.from_numpy(x.astype("float64"))).numpy().astype(dtype)
+        assert got.dtype == dtype, node
+        bits = got.view("int16").astype("int32"), wanted.view("int16").astype("int32")
+        differences = abs(bits[0] - bits[1])[got != wanted]  # of two numbers of one sign
+        assert len(differences) <= wanted.size / 100 and (differences == 1).all(), node
+
+
 def test_variances_of_numbers_far_from_0(rng):
     x = rng.random((2, 3, 40, 50)).astype("float32") * 2 + 100
     feed = {"x": x, "scale": np.array([1, 2, 3], "float32"), "bias": np.array([3, 2, 1], "float32")}

@@ -74,9 +74,9 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         # the graph
         (0, shapes_to_checks()),
         (3, fold_batch_norm()),
+        (0, sums_in_float32(products=simd is not None)),
         (0, t.DecomposeOpsForInference()),
         (0, t.ConvertToDataflow()),
-        (0, sums_in_float32(products=simd is not None)),
         (0, decompose_functions()),
         (0, bools_as_bytes()),
         recurrent,

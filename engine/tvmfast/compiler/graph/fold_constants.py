@@ -285,7 +285,7 @@ class _FoldAffine(relax.PyExprMutator):
             scale, shift = scale * factor, shift * factor
         else:
             added = value if name == "add" else -value
-            if np.any(shift * added < 0):
+            if not _moderate(added) or np.any(shift * added < 0):
                 return None  # it may round on purpose, as 1 + x - 1 in log1p
             shift = shift + added
         if not (np.all(scale) and _moderate(scale) and _moderate(shift)):

@@ -44,6 +44,8 @@ class _Widened(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name, dtype = getattr(call.op, "name", ""), str(getattr(call.ty, "dtype", ""))
+        if name == "relax.nn.batch_norm":
+            return self._batch_norm(call)
         if dtype not in _HALVES or name not in self.served:
             return call
         args = [self._float32(arg) for arg in call.args]
@@ -55,6 +57,16 @@ class _Widened(relax.PyExprMutator):
         else:
             result = tvm.ir.Call(call.op, args, call.attrs)
         return R.astype(self.builder_.normalize(result), dtype)
+
+    def _batch_norm(self, call):
+        """Normalize in float32; the statistics, its other results, stay what they are."""
+        x, *weights = call.args
+        dtype = str(x.ty.dtype)
+        if dtype not in _HALVES:
+            return call
+        wide = tvm.ir.Call(call.op, [self._float32(arg) for arg in call.args], call.attrs)
+        normal = R.astype(relax.TupleGetItem(self.builder_.emit(wide), 0), dtype)
+        return relax.Tuple([self.builder_.emit(normal), *weights[2:]])
 
     def _float32(self, arg):
         if isinstance(arg, relax.Tuple):

@@ -107,6 +107,7 @@ def _elu(n: Node):
 
 
 @converts("Celu")
+@in_float32
 def _celu(n: Node):
     """Convert tensors of any rank; onnx cannot expand this function for one of rank 0."""
     alpha = n.const(n.get("alpha", 1.0))
@@ -115,6 +116,7 @@ def _celu(n: Node):
 
 
 @converts("LeakyRelu", "HardSigmoid")
+@in_float32
 def _with_default(n: Node):
     """Give alpha the default of ONNX's specification, which is a float32; TVM has a float64."""
     default = np.float32({"LeakyRelu": 0.01, "HardSigmoid": 0.2}[n.op])
@@ -128,6 +130,7 @@ def _thresholded_relu(n: Node):
 
 
 @converts("Shrink")
+@in_float32
 def _shrink(n: Node):
     """Convert integers through floats, as lambd is one; TVM adds both cases where lambd is below 0."""
     dtype = n.dtype if n.dtype.startswith("float") else "float64"
@@ -147,7 +150,15 @@ def _gemm(n: Node):
 
 
 converts("Softplus")(lambda n: softplus(n.builder, n.x))
-converts("Mish")(lambda n: R.multiply(n.x, R.tanh(softplus(n.builder, n.x))))
+converts("Mish")(in_float32(lambda n: R.multiply(n.x, R.tanh(softplus(n.builder, n.x)))))
+converts("HardSwish", "Softsign")(in_float32(lambda n: n.tvm_converter()))
+converts("PRelu")(in_float32(lambda n: n.tvm_converter(n.x, n.emit(n.cast(n.inputs[1], n.dtype)))))
+
+
+@converts("Swish")
+@in_float32
+def _swish(n: Node):
+    return R.multiply(n.x, R.sigmoid(R.multiply(n.x, n.const(n.get("alpha", 1.0)))))
 
 
 @converts("Cast")

@@ -96,6 +96,7 @@ def _cells(n: Node, directions: tuple[bool, ...]) -> list[Cell]:
 
 
 @converts("Resize")
+@in_float32
 def _resize(n: Node):
     """Resample any axes of a float tensor, or, by nearest neighbours, of any tensor.
 

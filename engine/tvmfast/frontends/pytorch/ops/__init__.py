@@ -3,6 +3,7 @@
 call            what a converter takes
 converters      converters to Relax, of operators that TVM gets wrong or lacks
 decompositions  decompositions into other PyTorch operators: functions of numbers, norms, attention; the table
+halves          which halves are rounded once, which by steps
 indexing        sorting, indexing and windows
 linalg          linear algebra
 losses          losses that PyTorch's own decompositions get wrong

@@ -208,8 +208,9 @@ def _resize(method: str) -> Callable:
         ]
         whole = not given or all(n * scale == m for (n, m), scale in zip(sizes, scales, strict=True))
         is_row = len(before) == 1 and is_dynamic
-        # TVM's converts to float32.
-        is_exact = dtype in (torch.float32, torch.float16, torch.bfloat16) or is_dynamic
+        halves = (torch.float16, torch.bfloat16)
+        # TVM's converts to float32, also the cubic weights of halves, which PyTorch rounds.
+        is_exact = dtype in (torch.float32, *(() if filter_ == "cubic" else halves)) or is_dynamic
         if (len(before) == 2 or is_row) and not antialias and (corners or whole) and is_exact:
             if dtype == torch.float64:
                 raise ValueError(f"{node.target} of float64 with dynamic dims, which TVM computes in float32")
@@ -220,6 +221,7 @@ def _resize(method: str) -> Callable:
                 x = c.emit(R.image.resize2d(c.emit(R.expand_dims(x, 2)), [1, *after], **how))
                 return R.squeeze(x, 2)
             return R.image.resize2d(x, after, **how)
+        x = c.emit(R.astype(x, "float32")) if dtype in halves and not is_nearest else x
         for axis, (size, scale, length) in enumerate(zip(before, scales, after, strict=True), 2):
             if antialias and size == length:
                 continue
@@ -240,10 +242,20 @@ def _resize(method: str) -> Callable:
             else:
                 positions = ratio * indices if corners else ratio * (indices + number(0.5)) - number(0.5)
                 taps = neighbours(positions, size, filter_)
+                if dtype in halves and (filter_ == "cubic" or len(before) != 2):
+                    taps = taps[0], _weights_of_halves(taps[1], c.dtype)
             x = c.emit(combined(c.builder, x, axis, *taps))
-        return x
+        return R.astype(x, c.dtype)
 
     return convert
+
+
+def _weights_of_halves(weights: np.ndarray, dtype: str) -> np.ndarray:
+    """Round weights (result, neighbours) as PyTorch does: of two the second, then what is left of 1."""
+    weights = weights.astype(dtype)
+    if weights.shape[1] == 2:
+        weights[:, 0] = (1 - weights[:, 1].astype("float32")).astype(dtype)
+    return weights
 
 
 def _nearest(c: Call, x: relax.Var, axis: int, before: tuple, after: tuple, scale: float | None) -> relax.Var:
@@ -365,7 +377,8 @@ def _in_float32(converter: str | Callable, product: bool = False) -> Callable:
             raise ValueError(f"{c.node.target} of {', '.join(sorted(dtypes))}; call net.float() first")
         if not dtypes & {"float16", "bfloat16"}:
             return c.converted(converter)
-        with c.substituted({arg: c.emit(R.astype(own, "float32")) for arg, own in operands.items()}):
+        halves = {arg: own for arg, own in operands.items() if dtype_of(own) in ("float16", "bfloat16")}
+        with c.substituted({arg: c.emit(R.astype(own, "float32")) for arg, own in halves.items()}):
             result = c.converted(converter)
         return R.astype(result, c.dtype_in_tvm(c.result.dtype))
 
@@ -452,11 +465,11 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     "index_select.default": _along(lambda c: R.take(c.x, c.inputs[2], c.inputs[1], mode="clip")),
     "scatter.src": _along(lambda c: _scatter(c, "update")),
     "scatter.value": _along("_scatter_value"),
-    "scatter_add.default": _along(lambda c: _scatter(c, "add")),
+    "scatter_add.default": _in_float32(_along(lambda c: _scatter(c, "add"))),
     "roll.default": _roll,
     "index.Tensor": _index,
     "index_put.default": _index_put,
-    "index_add.default": _index_along(summed=True),
+    "index_add.default": _in_float32(_index_along(summed=True)),
     "index_copy.default": _index_along(summed=False),
     "one_hot.default": _one_hot,
     "roi_align.default": _in_float32(_roi_align),
@@ -470,7 +483,7 @@ _OF_CALLS: dict[str, Callable[[Call], relax.Expr]] = {
     **dict.fromkeys(("grid_sampler_2d.default", "grid_sampler_3d.default"), _grid_sample),
     "bitwise_left_shift.Tensor": _shift(left=True),
     "bitwise_right_shift.Tensor": _shift(left=False),
-    "scatter_reduce.two": _along(_scatter_reduce),
+    "scatter_reduce.two": _in_float32(_along(_scatter_reduce)),
     "_native_batch_norm_legit_no_training.default": _first_result_only(
         "_batch_norm_legit_no_training", "native_batch_norm that returns its statistics"
     ),

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..partial_update import select_scatter
 from ..type_promotion import OF_MIXED_TYPES, of_nothing, with_exact_scalars
+from .halves import HALVES, ROUNDED_ONCE, STEPWISE, as_half, rounded_once, wide
 from .indexing import INDEXING
 from .linalg import LINALG
 from .recurrent import RECURRENT
@@ -78,13 +79,19 @@ def _rrelu(
 # ---------------------------------------------------------------- what TVM computes differently
 
 
-def _add(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    """Apply alpha, which TVM ignores."""
-    return NotImplemented if alpha == 1 else (a + b * alpha).to(torch.result_type(a, b))
+def _with_alpha(operator: Callable) -> Callable:
+    """Apply alpha, which TVM ignores; for halves it is one, too, as is a scalar."""
 
+    def decomposed(a: Any, b: Any, *, alpha: float = 1) -> Any:
+        if alpha == 1:
+            return NotImplemented
+        dtype = torch.result_type(a, b)
+        if dtype not in HALVES:
+            return operator(a, b * alpha).to(dtype)
+        a, b = (n.to(dtype).float() if isinstance(n, Tensor) else as_half(n, dtype) for n in (a, b))
+        return operator(a, b * as_half(alpha, dtype)).to(dtype)
 
-def _sub(a: Any, b: Any, *, alpha: float = 1) -> Any:
-    return NotImplemented if alpha == 1 else a - b * alpha
+    return decomposed
 
 
 def _div(a: Any, b: Any) -> Any:
@@ -131,7 +138,7 @@ def _pow(x: Tensor, exponent: float) -> Any:
     """Multiply for small integer exponents, and use square roots for 0.5 and -0.5, as PyTorch does.
 
     TVM's (C's) power is slow, its square root differs for -0 and -infinity, and it lacks bfloat16. PyTorch
-    has C's power for float16.
+    has C's power for float16, rounds the exponents of halves, and bfloat16's squares in the powers 3 and -2.
     """
     if isinstance(exponent, bool):
         return x.clone() if exponent else torch.ones_like(x)
@@ -146,7 +153,10 @@ def _pow(x: Tensor, exponent: float) -> Any:
     base = wide(x)
     if not x.is_floating_point() or (base is x and exponent not in (-0.5, 0.5, 2, 3, 4)):
         return NotImplemented
-    if x.dtype == torch.float16 and abs(exponent) == 0.5:
+    if x.dtype == torch.bfloat16 and exponent in (-2, 3):
+        square = x * x
+        result = square * x if exponent == 3 else 1 / square
+    elif x.dtype == torch.float16 and abs(exponent) == 0.5:
         root = torch.where(base == -math.inf, math.inf, torch.sqrt(base).abs())
         result = root if exponent == 0.5 else 1 / root
     elif exponent in (2, 3, 4):
@@ -155,7 +165,7 @@ def _pow(x: Tensor, exponent: float) -> Any:
     elif exponent == -0.5:
         result = torch.rsqrt(base)
     else:
-        result = torch.sqrt(base) if exponent == 0.5 else torch.pow(base, exponent)
+        result = torch.sqrt(base) if exponent == 0.5 else torch.pow(base, as_half(exponent, x.dtype))
     return result.to(x.dtype)
 
 
@@ -403,11 +413,6 @@ def _instance_norm(x, weight, bias, mean, var, use_input_stats, _momentum, eps, 
     return (result if bias is None else result + bias.reshape(shape)).to(x.dtype)
 
 
-def wide(x: Tensor) -> Tensor:
-    """Return half-precision tensors in float32, in which PyTorch computes on a CPU; others unchanged."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def _in_dtype(operator: Any) -> Callable:
     """Convert to `dtype` first; TVM's softmax keeps the dtype of its input."""
 
@@ -602,6 +607,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.cummax.default: _running(torch.gt),
     aten.cummin.default: _running(torch.lt),
     aten.logcumsumexp.default: _logcumsumexp,
+    **STEPWISE,
     **INDEXING,
     **LINALG,
     **RECURRENT,
@@ -609,8 +615,9 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     **OF_MIXED_TYPES,
     aten.layer_norm.default: _layer_norm,
     aten.group_norm.default: _group_norm,
-    aten.add.Tensor: _add,
-    aten.sub.Tensor: _sub,
+    aten.add.Tensor: _with_alpha(torch.add),
+    aten.sub.Tensor: _with_alpha(torch.sub),
+    **{getattr(aten, name).Scalar: getattr(torch, name) for name in ("add", "sub", "mul", "div")},
     aten.mul.Tensor: with_exact_scalars(aten.mul.Tensor, lambda a, b: NotImplemented),
     aten.div.Tensor: with_exact_scalars(aten.div.Tensor, _div),
     aten.elu.default: _elu,
@@ -626,5 +633,8 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.select_scatter.default: select_scatter,
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), _index_fill),
     **dict.fromkeys(_PRESERVED, _preserve),
+}
+DECOMPOSITIONS |= {
+    each: rounded_once(each, DECOMPOSITIONS.get(each) or decomposition_table[each]) for each in ROUNDED_ONCE
 }
 DECOMPOSITIONS |= {each: _with_an_axis(each, DECOMPOSITIONS.get(each, _preserve)) for each in _NEED_AN_AXIS}

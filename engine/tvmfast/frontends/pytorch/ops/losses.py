@@ -1,6 +1,7 @@
 """Losses whose decompositions in PyTorch differ from its kernels: NaN and labels behind the end count there.
 
-PyTorch's dispatcher holds these decompositions, and asks no table; `own_losses` replaces them.
+PyTorch's dispatcher holds these decompositions, and asks no table; `own_losses` replaces them, and that of
+softshrink, which rounds halves twice.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
+
+from .halves import rounded_once
 
 aten = torch.ops.aten
+_SOFTSHRINK = aten.softshrink.default
 _MEAN = 1  # a reduction; 0 is none
 
 
@@ -53,6 +58,7 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
 _LOSSES: dict[Any, Callable] = {
     aten.multi_margin_loss.default: _multi_margin_loss,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+    _SOFTSHRINK: rounded_once(_SOFTSHRINK, decomposition_table[_SOFTSHRINK]),
 }
 
 
