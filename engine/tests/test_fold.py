@@ -142,3 +142,42 @@ def test_a_batch_norm_whose_scale_overflows_is_not_folded():
     folded, baseline = (build(*mod, opt_level=level)(x) for level in (3, 0))
     assert np.isinf(baseline).any()
     close(folded, reference(net, x))
+
+
+SPECIAL = {  # of what TVM's own kernels lose
+    "relu": lambda table: torch.relu(table),
+    "clamp": lambda table: table.clamp(-1, 1),
+    "maximum": lambda table: torch.maximum(table, table.flip(1)),
+    "minimum": lambda table: torch.minimum(table, table.flip(1)),
+    "largest": lambda table: table.amax(1),
+    "smallest": lambda table: table.amin(1),
+    "pool": lambda table: nn.functional.max_pool1d(table[None], 2),
+    "elu": lambda table: nn.functional.elu(table),
+    "tanh": lambda table: torch.tanh(table),
+    "not less": lambda table: torch.logical_not(table < table.flip(1)),
+}
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_special_numbers_of_constants(level):
+    class Special(nn.Module):
+        def __init__(self):
+            super().__init__()
+            nan, inf = float("nan"), float("inf")
+            rows = [[nan, inf, -inf, 0.0, -0.0, -1.5], [-inf] * 6, [inf] * 6, [nan] * 6, [1, 2, nan, 3, -inf, inf]]
+            self.register_buffer("table", torch.tensor(rows))
+
+        def forward(self, x):
+            return *(make(self.table) for make in SPECIAL.values()), x + self.table
+
+    net, x = Special().eval(), torch.ones(5, 6)
+    lib = build(*from_pytorch(net, {"x": x}), opt_level=level)
+    for name, ours, theirs in zip((*SPECIAL, "sum"), lib(x), net(x), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_chain_with_an_infinite_mask():
+    mask = torch.tensor([0.0, float("-inf"), 0.0, float("-inf")])
+    net, x = Function(lambda x: (x * 2 + 0 + mask) * 0.5 + mask).eval(), torch.tensor([1.0, 2.0, float("inf"), -3.0])
+    close(build(*from_pytorch(net, {"x": x}))(x), reference(net, x))

@@ -23,7 +23,7 @@ from .cuda.unroll_recurrent import unroll_recurrent
 from .graph.blocked_layout import block_layouts
 from .graph.conv_transpose import conv_transpose_to_conv
 from .graph.decompose import decompose_functions
-from .graph.fold_constants import fold_affine, fold_batch_norm, fold_the_rest, fold_with_numpy
+from .graph.fold_constants import fold_affine, fold_batch_norm, fold_kernels, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
 from .graph.half_precision import round_weights, store_in_half
 from .graph.pack_recurrent import pack_recurrent
@@ -102,7 +102,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
         (0, relax.backend.DispatchSortScan()),  # sort and topk, which LegalizeOps does not know
         (0, t.LegalizeOps(legalizations(simd, lookup, context.opt_level, context.in_pairs))),
         (0, t.AnnotateTIROpPattern()),
-        (2, t.FoldConstant()),
+        (2, fold_kernels()),
         (1, t.FuseOps()),
         (1, _note_operators(context.in_float32)),
         (1, t.FuseTIR()),

@@ -21,7 +21,8 @@ from ...core.relax import (
     shape_text,
     static_shape,
 )
-from ..legalize.lower import OF_CONSTANTS
+from ..legalize import ieee754
+from ..legalize.lower import OF_FOLDED
 from .conv_call import match
 
 # NumPy functions by operator, of the arrays of its tensors; those of `_OTHERS` take the call first.
@@ -105,13 +106,23 @@ def fold_the_rest() -> tvm.transform.Pass:
 
 
 def fold_constant(mod: tvm.IRModule) -> tvm.IRModule:
-    """Run TVM's FoldConstant with the legalizations of OF_CONSTANTS.
+    """Run TVM's FoldConstant with the legalizations of OF_FOLDED.
 
     It takes no table of them: it legalizes each operator, also those of no constants, as TVM has registered.
     So operators of ours, with these legalizations, replace TVM's while it runs.
     """
-    folded = relax.transform.FoldConstant()(_with_operators(mod, _OURS))
+    folded = _folded(_with_operators(mod, _OURS))
     return _with_operators(folded, {ours.name: tvm.ir.Op.get(name) for name, ours in _OURS.items()})
+
+
+def fold_kernels() -> tvm.transform.Pass:
+    """Make the pass that folds calls of kernels with constants alone."""
+    return tvm.transform.module_pass(lambda mod, _: _folded(mod), opt_level=0, name="FoldKernels")
+
+
+def _folded(mod: tvm.IRModule) -> tvm.IRModule:
+    with ieee754.in_place_of_tvms():
+        return relax.transform.FoldConstant()(mod)
 
 
 def _with_operators(mod, operators: dict):
@@ -132,14 +143,14 @@ def _registered(name: str) -> tvm.ir.Op:
     attributes = {
         "FPurity": True,
         "FInferType": lambda call, builder: of_tvm(call, builder).ty,
-        "FLegalize": lambda builder, call: OF_CONSTANTS[name](builder, of_tvm(call, builder)),
+        "FLegalize": lambda builder, call: OF_FOLDED[name](builder, of_tvm(call, builder)),
     }
     for key, value in attributes.items():
         tvm.ir.register_op_attr(ours, key, value)
     return tvm.ir.Op.get(ours)
 
 
-_OURS = {name: _registered(name) for name in OF_CONSTANTS}
+_OURS = {name: _registered(name) for name in OF_FOLDED}
 
 
 def _calls(mod):

@@ -6,7 +6,10 @@ LOWERING corrects kernels after they are scheduled, so that no workload changes;
 `sort_by_keys` correct what would be lost before that.
 """
 
+import contextlib
 import platform
+import threading
+from collections.abc import Callable, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -21,14 +24,17 @@ from ..schedule.amx import configure_tiles, use_tiles
 from ..schedule.direct_tiles import restored
 from ..schedule.pairs import call_instructions
 from ..schedule.parallel import share_loops
-from . import long_sums
+from . import long_sums, wrap_around
 from .bfloat16 import round_bfloat16
 from .lets import on_stack
 
 # ---------------------------------------------------------------- kernels, when they are lowered
 
 
-def _lowering() -> tuple:
+_OF_TVM = "s_tir"  # the name of TVM's lowering
+
+
+def _lowering(of_tvm: Callable | None = None) -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
     The first of ours adds direct sums for tiles of Winograd's method, and hides floats from the simplifier.
@@ -37,13 +43,12 @@ def _lowering() -> tuple:
     one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if either is
     NaN. Otherwise it adds a comparison and a blend.
     """
-    lower, *finalize = compilation_pipeline.get_tir_pipeline("s_tir")
+    lower, *finalize = (of_tvm or compilation_pipeline.PIPELINE_MAP[_OF_TVM])()
     comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
     opaque = [
         (tirx.Sub, _difference),
         (comparisons, _comparison),
         (tirx.Not, _not),
-        (tirx.BufferStore, _sum_of_some),
         (tirx.For, _bools_one_by_one),
         ((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), _quotient),
     ]
@@ -51,7 +56,13 @@ def _lowering() -> tuple:
     ieee = [(tirx.NE, lambda node: tirx.Not(tirx.EQ(node.a, node.b)) if _is_float(node.a) else node)]
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
-    before = _on_each_kernel("OpaqueFloats", opaque, restored)
+    before = _on_each_kernel(
+        "OpaqueNumbers",
+        opaque,
+        restored,
+        on_llvm=[(tirx.BufferStore, lambda store: _sum_of_some(wrap_around.on_llvm(store)))],
+        on_gpu=[(tirx.BufferStore, lambda store: _sum_of_some(wrap_around.on_gpu(store)))],
+    )
     after = _on_each_kernel(
         "IEEEFloats",
         ieee,
@@ -70,6 +81,26 @@ def _lowering() -> tuple:
 
 LOWERING = "tvmfast"  # TVM looks its pipelines up by name
 compilation_pipeline.register_tir_pipeline(LOWERING, _lowering)
+
+
+_REPLACED = threading.Lock()
+
+
+@contextlib.contextmanager
+def in_place_of_tvms() -> Iterator[None]:
+    """Let what compiles kernels by TVM's lowering in this thread, as FoldConstant does, take LOWERING."""
+    thread, pipelines = threading.get_ident(), compilation_pipeline.PIPELINE_MAP
+    with _REPLACED:
+        theirs = pipelines[_OF_TVM]
+
+        def lowering():
+            return _lowering(theirs) if threading.get_ident() == thread else theirs()
+
+        pipelines[_OF_TVM] = lowering
+        try:
+            yield
+        finally:
+            pipelines[_OF_TVM] = theirs
 
 
 def _on_each_kernel(
@@ -313,6 +344,7 @@ def legalizations() -> dict:
     return dict.fromkeys(("relax.max", "relax.min", *_MAX_POOLS), _from_infinity)
 
 
+_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MAX_POOLS = ("relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d")
 
 
@@ -344,6 +376,25 @@ def _is_zero(arg) -> bool:
         return False
     array = constant_array(arg)
     return array is not None and _is_float(arg) and array == 0
+
+
+def _with_least(bb, call):
+    """Compare int32 with -2**31 in int64: TVM takes `x == -2**31` for false when it makes a kernel."""
+    if str(call.args[0].ty.dtype) != "int32" or not any(map(_is_least, call.args)):
+        return default(bb, call)
+    function = getattr(topi, call.op.name.rpartition(".")[2])
+    least, (left, right) = tirx.const(-(2**31), "int64"), call.args
+
+    def compute(x):
+        x = topi.cast(x, "int64")
+        return function(x, least) if _is_least(right) else function(least, x)
+
+    return bb.call_te(compute, left if _is_least(right) else right, primfunc_name_hint=function.__name__)
+
+
+def _is_least(arg) -> bool:
+    array = constant_array(arg)
+    return array is not None and array.ndim == 0 and array == -(2**31)
 
 
 def _from_infinity(bb, call):
@@ -427,6 +478,7 @@ def _converted(bb, call):
 # Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
 OF_CONSTANTS = {
     **dict.fromkeys(("relax.add", "relax.subtract", "relax.multiply", "relax.divide"), _with_zero),
+    **dict.fromkeys((f"relax.{name}" for name in _COMPARISONS), _with_least),
     **dict.fromkeys(("relax.full", "relax.full_like"), _filled),
     **dict.fromkeys(("relax.argmax", "relax.argmin"), _index_of_extreme),
     "relax.astype": _converted,

@@ -149,7 +149,7 @@ def _resize2d(bb, call):
     return bb.call_te(compute, x, size, shape, primfunc_name_hint="resize2d")
 
 
-# Those that FoldConstant needs as well: see `fold_constants.fold_constant`.
+# Also for constants alone: see OF_FOLDED.
 OF_CONSTANTS = {
     **ieee754.OF_CONSTANTS,
     "relax.image.resize2d": _resize2d,
@@ -242,3 +242,7 @@ def _is_concat(bb, part) -> bool:
     value = bb.lookup_binding(part) if isinstance(part, relax.Var) else None
     called = value.args[0] if isinstance(value, tvm.ir.Call) and value.args else None
     return isinstance(called, tvm.ir.GlobalVar) and called.name_hint.startswith(CONCATENATE)
+
+
+# Those that FoldConstant needs, which computes on a CPU: see `fold_constants.fold_constant`.
+OF_FOLDED = OF_CONSTANTS | ieee754.legalizations() | dict.fromkeys(elementwise.FUNCTIONS, _elementwise)
