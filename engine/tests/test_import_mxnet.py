@@ -161,6 +161,7 @@ OF_X = [
         (1, 4, 8, 8),
     ),
     ("sync batch norm", S.contrib.SyncBatchNorm(X, fix_gamma=False, key="k"), (2, 5, 4, 4)),
+    ("batch norm and relu", S.contrib.BatchNormWithReLU(X, fix_gamma=False), (2, 5, 4, 4)),
     ("instance norm", S.InstanceNorm(X), (2, 5, 4, 4)),
     ("layer norm", S.LayerNorm(X, axis=-1), (2, 5, 6)),
     ("group norm", S.GroupNorm(X, num_groups=3), (2, 6, 4, 4)),
