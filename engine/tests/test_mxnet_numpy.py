@@ -102,6 +102,14 @@ CASES = {
     "all differences": lambda F, x, y: F.np.ediff1d(x, to_begin=-1, to_end=2),
     "polynomials": lambda F, x, y: F.np.polyval(F.np.arange(4), x),
     "factors": lambda F, x, y: F.np.linalg.cholesky(F.np.eye(4) * 9 + F.np.matmul(F.np.swapaxes(x, 1, 2), x)),
+    "solutions": lambda F, x, y: F.np.linalg.solve(
+        F.np.eye(3) * 4 + F.np.matmul(x, F.np.swapaxes(y, 1, 2)), F.np.swapaxes(y, 1, 2)[:, :3]
+    ),
+    "a solution": lambda F, x, y: F.np.linalg.solve(F.np.eye(3) * 4 + x[0][:, :3], y[0, 0][:3]),
+    "multiples": lambda F, x, y: (
+        F.np.lcm((x * 9).astype("int32"), F.np.negative((y * 9).astype("int32"))) + F.np.lcm((x * 9).astype("int32"), 4)
+    ),
+    "powers of ten": lambda F, x, y: x + F.np.logspace(0, 1, 4) + F.np.logspace(0, 2, 4, endpoint=False, base=2.0),
     "windows": lambda F, x, y: x + F.np.hanning(4) + F.np.hamming(4) + F.np.blackman(4) + F.np.linspace(0, 1, 4),
     "identities": lambda F, x, y: x[:, :, :3] + F.np.identity(3) + F.np.eye(3, 3, -1) + F.np.eye(3),
     "indices": lambda F, x, y: F.np.indices((2, 3)),
@@ -188,6 +196,42 @@ def test_infinities_and_nan(dtype):
     for theirs, ours in zip(wanted, outputs, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
+
+
+DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "mod", "power", "true_divide"])
+def test_arrays_and_numbers_of_two_dtypes(name):
+    """All that MXNet's symbols take, as one network."""
+    function, symbols, inputs, wanted = getattr(mx.sym.np, name), [], {}, []
+
+    def add(make, *arrays):
+        names = [f"x{len(inputs) + n}" for n in range(len(arrays))]
+        symbol, given = (
+            make(*(mx.sym.var(each).as_np_ndarray() for each in names)),
+            dict(zip(names, arrays, strict=True)),
+        )
+        try:
+            bound = symbol.bind(mx.cpu(), {key: mx.np.array(each, dtype=each.dtype) for key, each in given.items()})
+            wanted.append(bound.forward()[0].asnumpy())
+        except mx.base.MXNetError:
+            return
+        symbols.append(symbol)
+        inputs.update(given)
+
+    for a in DTYPES:
+        left, right = np.array([1, 0, 3], a), np.array([1, 2, 3], a)
+        for b in DTYPES:
+            add(function, left, np.array([2, 3, 1], b))
+        for number in (2, 1.5):
+            add(lambda x, number=number: function(x, number), left)
+        add(lambda x: function(1.5, x), right)
+    assert len(symbols) > 50
+    shapes = {key: (each.shape, str(each.dtype)) for key, each in inputs.items()}
+    lib = tvmfast.build(*tvmfast.from_mxnet(mx.sym.Group(symbols).tojson(), {}, shapes), opt_level=0)
+    for theirs, ours in zip(wanted, lib(**inputs), strict=True):
+        check(theirs, ours, terms=4)
 
 
 def test_the_logarithm_of_softmax(rng):

@@ -2,11 +2,14 @@
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
+from ....kernels import special
+from ....kernels.elementwise import libm
 from ...context import dtype_of, shape_of
 from ...ops.common import expm1, expm1_below_1, log1p, logarithm, softplus
 from .call import CONVERTERS, Call, converts
@@ -23,6 +26,34 @@ def require_floats(x: relax.Expr) -> None:
         raise NotImplementedError(f"numbers of {dtype_of(x)}; cast them to float32 before")
 
 
+def in_floats(c: Call, function, *operands: relax.Expr) -> relax.Expr:
+    """Apply a function of floats; of integers MXNet computes it in float32, and cuts the fraction off.
+
+    Ours is of float64, whose error does not make 2.9999998 of a 3.
+    """
+    dtype = dtype_of(operands[0])
+    if "int" not in dtype:
+        return function(*operands)
+    result = c.emit(function(*(c.emit(c.cast(each, "float64")) for each in operands)))
+    return c.cast(c.emit(c.cast(result, "float32")), dtype)
+
+
+def with_number(c: Call, own: bool = False) -> tuple[relax.Expr, relax.Expr]:
+    """Return the first input and the node's number in one dtype, with `own` that of the input.
+
+    Since MXNet 1.9 integers beside a number that is a float become float64, bools beside an integer int64.
+    Without the attribute that says so, the number is cut to the integers' dtype.
+    """
+    dtype = c.dtype
+    if not own and "float" not in dtype:
+        dtype = "float64" if not c.get("is_int", True) else "int64" if dtype == "bool" else dtype
+    value = np.float64(c.need("scalar"))
+    if "float" not in dtype:
+        with np.errstate(invalid="ignore"):  # of an infinity
+            value = value.astype("int64").astype(dtype)
+    return c.emit(c.cast(c.x, dtype)), c.const(value, dtype)
+
+
 def _comparison(compare):
     """Make a comparison that returns the operands' dtype, as MXNet's do."""
     return lambda a, b: op.astype(compare(a, b), dtype_of(a))
@@ -35,13 +66,25 @@ def _logical(combine):
 def modulo(a: relax.Expr, b: relax.Expr) -> relax.Expr:
     """Return the remainder, which is 0 of a division by 0."""
     zero = relax.const(0, dtype_of(b))
-    return op.where(op.equal(b, zero), relax.const(0, dtype_of(a)), op.floor_mod(a, b))
+    return op.where(op.equal(b, zero), relax.const(0, dtype_of(a)), op.floor_mod(a, _without_zeros(b)))
+
+
+def _without_zeros(b: relax.Expr) -> relax.Expr:
+    """Return divisors; of integers a division by 0 would end the process."""
+    zero, one = (relax.const(value, dtype_of(b)) for value in (0, 1))
+    return op.where(op.equal(b, zero), one, b) if "int" in dtype_of(b) else b
+
+
+def _divide(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+    """Return quotients, of integers cut off, and the least integer for a division by 0."""
+    if "int" not in dtype_of(b):
+        return op.divide(a, b)
+    zero, least = (relax.const(value, dtype_of(b)) for value in (0, np.iinfo(dtype_of(b)).min))
+    return op.where(op.equal(b, zero), least, op.divide(a, _without_zeros(b)))
 
 
 def hypot(a: relax.Expr, b: relax.Expr) -> relax.Expr:
     """Compute without squares, which would overflow or be 0; an infinity outweighs NaN."""
-    if not dtype_of(a).startswith("float"):
-        return op.sqrt(a * a + b * b)
     zero, one, infinity = (relax.const(value, dtype_of(a)) for value in (0, 1, math.inf))
     infinite = op.logical_or(op.isinf(a), op.isinf(b))
     a, b = op.abs(a), op.abs(b)
@@ -54,7 +97,7 @@ _BINARY = {
     "plus": op.add,
     "minus": op.subtract,
     "mul": op.multiply,
-    "div": op.divide,
+    "div": _divide,
     "mod": modulo,
     "power": op.power,
     "maximum": op.maximum,
@@ -67,16 +110,25 @@ _BINARY = {
 }
 
 
+_OF_FLOATS = {"power", "hypot"}
+
+
 def _register(name: str, function) -> None:
     """Register `function` under MXNet's names for two arrays, array and scalar, and scalar and array."""
+
+    def converted(pair):
+        if name in _OF_FLOATS:
+            return lambda c: in_floats(c, function, *pair(c))
+        return lambda c: function(*pair(c))
+
     short, capital = {"plus": "add", "minus": "sub"}.get(name, name), name.title()
     names = [f"_{name}", f"_{capital}", f"broadcast_{name}", f"_{short}", f"broadcast_{short}"]
     names += [f"elemwise_{short}"] if short in ("add", "sub", "mul", "div") else []
-    converts(*names)(lambda c: function(*c.inputs))
+    converts(*names)(converted(lambda c: c.inputs))
     scalar = f"{name}_scalar", f"{capital.replace('_', '')}Scalar"
-    converts(*(f"_{each}" for each in scalar))(lambda c: function(c.x, c.const(c.need("scalar"))))
+    converts(*(f"_{each}" for each in scalar))(converted(with_number))
     if name in ("minus", "div", "mod", "power"):
-        converts(f"_r{scalar[0]}", f"_R{scalar[1]}")(lambda c: function(c.const(c.need("scalar")), c.x))
+        converts(f"_r{scalar[0]}", f"_R{scalar[1]}")(converted(lambda c: with_number(c)[::-1]))
 
 
 for _name, _function in _BINARY.items():
@@ -85,27 +137,56 @@ converts("_grad_add")(lambda c: op.add(*c.inputs))
 converts("add_n", "ElementWiseSum")(lambda c: functools.reduce(op.add, c.inputs))
 
 
+def _cbrt(x: relax.Expr) -> relax.Expr:
+    """Multiply two powers, 85/256 and the rest: 1/3 itself, rounded, is off by 8 units at 1e38."""
+    dtype = dtype_of(x)
+    wide = "float64" if dtype == "float64" else "float32"
+    size = op.astype(op.abs(x), wide)
+    root = op.power(size, relax.const(85 / 256, wide)) * op.power(size, relax.const(1 / 768, wide))
+    return op.sign(x) * op.astype(root, dtype)
+
+
 _SAME_NAME = (
-    *("abs", "ceil", "floor", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
-    *("sigmoid", "sign", "negative", "erf", "square", "trunc"),
+    *("exp", "log", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "sigmoid", "sign", "erf"),
 )
 _UNARY = {
     **{name: getattr(op, name) for name in _SAME_NAME},
     **{f"arc{name}": getattr(op, f"a{name}") for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    "fix": op.trunc,
-    "relu": op.nn.relu,
     "log2": functools.partial(logarithm, base=2),
     "log10": functools.partial(logarithm, base=10),
+    "cbrt": _cbrt,
+    "rcbrt": lambda x: relax.const(1, dtype_of(x)) / _cbrt(x),
+    "reciprocal": lambda x: relax.const(1, dtype_of(x)) / x,
+    "degrees": lambda x: x * relax.const(180 / math.pi, dtype_of(x)),
+    "radians": lambda x: x * relax.const(math.pi / 180, dtype_of(x)),
+    "softsign": lambda x: x / (op.abs(x) + relax.const(1, dtype_of(x))),
 }
 for _name, _function in _UNARY.items():
-    converts(_name)(lambda c, function=_function: function(c.x))
-converts("reciprocal")(lambda c: c.const(1) / c.x)
-converts("rcbrt")(lambda c: c.const(1) / _cbrt(c))
-converts("log1p")(lambda c: log1p(c.builder, c.x))
-converts("expm1")(lambda c: expm1(c.builder, c.x))
-converts("degrees")(lambda c: c.x * c.const(180 / math.pi))
-converts("radians")(lambda c: c.x * c.const(math.pi / 180))
-converts("softsign")(lambda c: c.x / (op.abs(c.x) + c.const(1)))
+    converts(_name)(lambda c, function=_function: in_floats(c, function, c.x))
+
+
+def _of_doubles(c: Call, function: Callable) -> relax.Expr:
+    """Apply a function of float64 expressions to each element."""
+
+    def kernel(x):
+        return te.compute(x.shape, lambda *at: function(x[at].astype("float64")).astype(x.dtype), name=c.op)
+
+    def computed(x):
+        return c.builder.call_te(kernel, x, primfunc_name_hint=c.op)
+
+    return in_floats(c, computed, c.x)
+
+
+_gamma = functools.partial(libm, "tgamma")
+for _name, _function in {"gamma": _gamma, "gammaln": special.lgamma, "erfinv": special.erfinv}.items():
+    converts(_name)(lambda c, function=_function: _of_doubles(c, function))
+converts("log1p")(lambda c: in_floats(c, functools.partial(log1p, c.builder), c.x))
+converts("expm1")(lambda c: in_floats(c, functools.partial(expm1, c.builder), c.x))
+converts("negative")(lambda c: c.const(0) - c.x if c.dtype == "uint8" else op.negative(c.x))
+for _name in ("abs", "ceil", "floor", "square", "trunc"):
+    converts(_name)(lambda c, name=_name: getattr(op, name)(c.x))
+converts("fix")(CONVERTERS["trunc"])
+converts("relu")(lambda c: op.nn.relu(c.x))
 converts("logical_not")(lambda c: op.astype(op.equal(c.x, c.const(0)), c.dtype))
 converts("_contrib_gradientmultiplier")(lambda c: c.x)
 converts("_contrib_sign_ste")(CONVERTERS["sign"])
@@ -156,15 +237,6 @@ def _round(c: Call):
 def _quadratic(c: Call):
     a, b, constant = (c.const(float(c.get(name, 0))) for name in "abc")
     return c.x * (a * c.x + b) + constant
-
-
-@converts("cbrt")
-def _cbrt(c: Call):
-    """Multiply two powers, 85/256 and the rest: 1/3 itself, rounded, is off by 8 units at 1e38."""
-    wide = "float64" if c.dtype == "float64" else "float32"
-    x = c.cast(c.emit(op.abs(c.x)), wide)
-    root = op.power(x, relax.const(85 / 256, wide)) * op.power(x, relax.const(1 / 768, wide))
-    return op.sign(c.x) * c.cast(c.emit(root), c.dtype)
 
 
 @converts("smooth_l1")

@@ -171,6 +171,12 @@ def _linspace(c: Call):
     return c.const(values, c.get("dtype", "float32"))
 
 
+@converts("_npi_logspace")
+def _logspace(c: Call):
+    how = int(c.need("num")), c.get("endpoint", True), float(c.get("base", 10))
+    return c.const(np.logspace(c.need("start"), c.need("stop"), *how), c.get("dtype", "float32"))
+
+
 @converts("_npi_hanning", "_npi_hamming", "_npi_blackman")
 def _window(c: Call):
     return c.const(getattr(np, c.op.rpartition("_")[2])(int(c.need("M"))), c.get("dtype", "float32"))

@@ -3,6 +3,7 @@
 Source: https://mxnet.apache.org/versions/1.9.1/api/python/docs/api/symbol/linalg/index.html
 """
 
+import functools
 import math
 
 import numpy as np
@@ -85,6 +86,18 @@ def _trmm(c: Call):
     return _scaled(
         c, c.emit(product(b, triangle, False, turn) if right else product(triangle, b, turn, False))
     )
+
+
+@converts("khatri_rao")
+def _khatri_rao(c: Call):
+    """Return the products of each row of one matrix with each of the next, column by column."""
+
+    def products(a, b):
+        (rows, columns), (others, _) = shape_of(a), shape_of(b)
+        both = op.reshape(a, (rows, 1, columns)) * op.reshape(b, (1, others, columns))
+        return c.emit(op.reshape(both, (rows * others, columns)))
+
+    return functools.reduce(products, c.inputs)
 
 
 # ---------------------------------------------------------------- diagonals and triangles
@@ -251,8 +264,22 @@ _REGULAR = "a matrix that has an inverse, got a singular one, which has no pivot
 
 @_of_matrices("inverse")
 def _inverse(c: Call):
-    n = c.shape[-1]
     lu, rows, _, info = _factored(c)
-    permuted = c.emit(op.take(c.const(np.eye(n), c.dtype), rows, 0, mode="clip"))
-    inverse = _solved(c, lu, _solved(c, lu, permuted, False, unit=True), True)
-    return op.reshape(inverse + _required(c, info, _REGULAR), list(c.shape))
+    permuted = c.emit(op.take(c.const(np.eye(c.shape[-1]), c.dtype), rows, 0, mode="clip"))
+    return op.reshape(_of_factors(c, lu, info, permuted), list(c.shape))
+
+
+def _of_factors(c: Call, lu: relax.Expr, info: relax.Expr, permuted: relax.Expr) -> relax.Expr:
+    """Solve L U x = b, whose rows are permuted; a run raises where U has a zero pivot."""
+    return _solved(c, lu, _solved(c, lu, permuted, False, unit=True), True) + _required(c, info, _REGULAR)
+
+
+@converts("_npi_solve")
+def _solve(c: Call):
+    """Solve A x = b, for a vector b of one matrix or for matrices."""
+    c.refuse_if(c.dtype not in ("float32", "float64"), f"matrices of {c.dtype}; cast them before")
+    lu, rows, _, info = _factored(c)
+    shape, (count, n, _) = shape_of(c.inputs[1]), shape_of(lu)
+    b = c.emit(op.reshape(c.inputs[1], (count, n, math.prod(shape) // (count * n))))
+    rows = c.emit(op.broadcast_to(c.emit(op.expand_dims(rows, 2)), shape_of(b)))
+    return op.reshape(_of_factors(c, lu, info, c.emit(op.gather_elements(b, rows, 1))), list(shape))

@@ -12,9 +12,10 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from ....kernels import special
 from ...context import dtype_of, shape_of
 from .call import CONVERTERS, Call, converts, in_float32
-from .elementwise import hypot, modulo, nonzero, require_floats
+from .elementwise import hypot, in_floats, modulo, nonzero, require_floats, with_number
 from .nn import contracted
 from .tensor import flat
 
@@ -46,33 +47,54 @@ def _alike(a: relax.Expr, b: relax.Expr) -> None:
         )
 
 
-def _number(c: Call, name: str = "scalar") -> relax.Expr:
-    """Return a number of the node, in the dtype of the array beside it."""
-    value = float(c.need(name))
-    fits = c.dtype.startswith("float") or (value == int(value) and c.dtype != "bool")
-    c.refuse_if(not fits, f"numbers of {c.dtype} with {value}; cast them to float32 before")
-    return c.const(value)
+_INTEGERS = ("bool", "uint8", "int8", "int32", "int64")
+_FLOATS = ("float16", "float32", "float64")
 
 
-def _register(name: str, function, of_floats: bool) -> None:
+def _promoted(c: Call, name: str) -> list[relax.Expr]:
+    """Return two arrays in one dtype, as the function of this name has them; MXNet refuses other pairs."""
+    dtypes = [dtype_of(each) for each in c.inputs]
+    ints = sum(dtype in _INTEGERS for dtype in dtypes)
+    mixed = name in ("add", "multiply", "power") or (name in ("subtract", "mod") and ints < 2)
+    mixed = mixed or (name == "true_divide" and ints == 1)
+    if name == "true_divide" and dtypes[0] == dtypes[1] in _INTEGERS:
+        wide = "float32"
+    elif mixed and set(dtypes) != {"int8", "uint8"}:
+        wide = max(dtypes, key=(*_INTEGERS, *_FLOATS).index)
+    else:
+        _alike(*c.inputs)
+        return c.inputs
+    return [c.emit(c.cast(each, wide)) for each in c.inputs]
+
+
+def _register(name: str, function, of_floats: bool = False) -> None:
     """Register a function of two arrays, of an array and a number, and of a number and an array."""
 
-    def converted(c: Call, pair):
-        a, b = pair(c)
-        _alike(a, b)
-        if of_floats:
-            require_floats(a)
-        return function(a, b)
+    def converted(c: Call, a, b):
+        if dtype_of(a) == "bool" and name in ("add", "multiply", "power"):  # as numbers, of which none is 2
+            a, b = (c.emit(c.cast(each, "int32")) for each in (a, b))
+            return nonzero(c.emit(in_floats(c, function, a, b)))
+        return in_floats(c, function, a, b) if of_floats else function(a, b)
 
-    converts(f"_npi_{name}")(functools.partial(converted, pair=lambda c: c.inputs))
-    converts(f"_npi_{name}_scalar")(functools.partial(converted, pair=lambda c: (c.x, _number(c))))
+    converts(f"_npi_{name}")(lambda c: converted(c, *_promoted(c, name)))
+
+    def numbered(c: Call):
+        own = name.startswith("bitwise") or (name in _COMPARED and c.dtype == "bool")
+        pair = with_number(c, own)
+        if name == "true_divide" and c.dtype in _INTEGERS:
+            pair = tuple(c.emit(c.cast(each, "float32")) for each in pair)
+        return pair
+
+    converts(f"_npi_{name}_scalar")(lambda c: converted(c, *numbered(c)))
     if name in ("subtract", "mod", "power", "true_divide", "arctan2", "copysign", "ldexp"):
-        converts(f"_npi_r{name}_scalar")(functools.partial(converted, pair=lambda c: (_number(c), c.x)))
+        converts(f"_npi_r{name}_scalar")(lambda c: converted(c, *numbered(c)[::-1]))
 
 
 def _copysign(a: relax.Expr, b: relax.Expr) -> relax.Expr:
     """Return `a` with the sign of `b`, of which NaN is positive."""
     zero, one = (relax.const(value, dtype_of(b)) for value in (0, 1))
+    if dtype_of(b) in _INTEGERS:
+        return op.where(op.less(b, zero), op.negative(op.abs(a)), op.abs(a))
     below = op.logical_or(op.less(b, zero), op.logical_and(op.equal(b, zero), op.less(one / b, zero)))
     return op.where(below, op.negative(op.abs(a)), op.abs(a))
 
@@ -83,9 +105,9 @@ def _ldexp(a: relax.Expr, b: relax.Expr) -> relax.Expr:
 
 _COMPUTED = ("add", "subtract", "multiply", "maximum", "minimum")
 _COMPARED = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
-_OF_ALL_DTYPES = {"mod": modulo, **{name: getattr(op, name) for name in (*_COMPUTED, *_COMPARED)}}
-_OF_FLOATS = {"power": op.power, "true_divide": op.divide, "hypot": hypot}
-_OF_FLOATS |= {"arctan2": op.atan2, "copysign": _copysign, "ldexp": _ldexp}
+_OF_ALL_DTYPES = {"mod": modulo, "true_divide": op.divide, "copysign": _copysign}
+_OF_ALL_DTYPES |= {name: getattr(op, name) for name in (*_COMPUTED, *_COMPARED)}
+_OF_FLOATS = {"power": op.power, "hypot": hypot, "arctan2": op.atan2, "ldexp": _ldexp}
 for _name, _function in {**_OF_ALL_DTYPES, **_OF_FLOATS}.items():
     _register(_name, _function, _name in _OF_FLOATS)
 converts("_npi_logical_not")(lambda c: op.logical_not(nonzero(c.x)))
@@ -117,8 +139,22 @@ def _bits(name: str):
 
 
 for _name in ("and", "or", "xor"):
-    _register(f"bitwise_{_name}", _bits(_name), False)
+    _register(f"bitwise_{_name}", _bits(_name))
 converts("_npi_bitwise_not")(lambda c: _bits("not")(c.x))
+
+
+@converts("_npi_lcm", "_npi_lcm_scalar")
+def _lcm(c: Call):
+    """Return least common multiples, >= 0, and 0 of a 0."""
+    a, b = with_number(c, own=True) if c.op.endswith("scalar") else c.inputs
+    _alike(a, b)
+    c.refuse_if("int" not in c.dtype, f"numbers of {c.dtype}")
+    shape = np.broadcast_shapes(shape_of(a), shape_of(b))
+    count = math.prod(shape)
+    a, b = (c.emit(op.reshape(op.broadcast_to(each, shape), [count])) for each in (a, b))
+    (divisor,) = c.call("gcd", special.gcd(count, c.dtype), [a, b], ((count,), c.dtype))
+    multiple = op.divide(a, op.maximum(divisor, c.const(1))) * b
+    return op.reshape(multiple if c.dtype == "uint8" else op.abs(multiple), shape)
 
 
 @converts("_npi_around")

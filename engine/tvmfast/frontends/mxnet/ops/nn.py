@@ -1,6 +1,7 @@
 """Converters of MXNet's layers (see call.py), recurrent ones too, and of what trains them, the outputs."""
 
 import functools
+import itertools
 import math
 from dataclasses import replace
 
@@ -141,10 +142,26 @@ def _deformable_convolution(c: Call):
     return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, index + 1)
 
 
+@converts("im2col")
+def _im2col(c: Call):
+    """Return the windows as columns (batch, channels * taps, places)."""
+    kernel, stride, dilate, pad = _window(c, 2)
+    size = window_counts(c.shape[2:], kernel, stride, dilate, [*pad, *pad])
+    x = c.emit(op.nn.pad(c.x, [0, 0, 0, 0, *(n for p in pad for n in (p, p))]))
+    taps = []
+    for first in itertools.product(*map(range, kernel)):
+        begin = [n * d for n, d in zip(first, dilate, strict=True)]
+        end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, size, stride, strict=True)]
+        taps.append(c.emit(op.strided_slice(x, [2, 3], begin, end, stride)))
+    return op.reshape(c.stacked(taps, 2), (c.shape[0], c.shape[1] * math.prod(kernel), math.prod(size)))
+
+
 # ---------------------------------------------------------------- normalization
 
 
-@converts("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm")
+@converts(
+    "BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU"
+)
 @in_float32
 def _batch_norm(c: Call):
     axis = int(c.get("axis", 1)) % c.rank
@@ -155,7 +172,8 @@ def _batch_norm(c: Call):
     # MXNet's SyncBatchNorm has no axis, and the default epsilon of all of them is 0.001.
     epsilon = float(c.get("eps", 1e-3))
     result = op.nn.batch_norm(c.x, gamma, beta, mean, variance, axis, epsilon, training=False)
-    return relax.TupleGetItem(result, 0)
+    result = c.emit(relax.TupleGetItem(c.emit(result), 0))
+    return op.nn.relu(result) if c.op.endswith("ReLU") else result
 
 
 @converts("InstanceNorm")
@@ -269,9 +287,13 @@ def _lp_pooling(c: Call) -> relax.Expr:
     return c.cast(total, c.dtype)
 
 
-converts("_contrib_AdaptiveAvgPooling2D")(
-    lambda c: op.nn.adaptive_avg_pool2d(c.x, c.integers("output_size", 2, 1))
-)
+@converts("_contrib_AdaptiveAvgPooling2D")
+def _adaptive_average(c: Call):
+    size = c.get("output_size", 1)
+    square = size[0] if isinstance(size, tuple) and len(size) == 1 else size
+    return op.nn.adaptive_avg_pool2d(
+        c.x, [square, square] if isinstance(square, int) else c.integers("output_size", 2, 1)
+    )
 
 
 @converts("UpSampling")
@@ -301,16 +323,29 @@ def _bilinear_resize(c: Call):
     if mode == "like" or len(c.inputs) > 1:
         size = shape_of(c.inputs[1])[2:]
     else:
-        c.refuse(mode=("size",))
-        size = c.get("height", 1), c.get("width", 1)
-        if (scale := c.get("scale_height")) is not None:
-            size = int(scale * height), int(c.need("scale_width") * width)
+        size = _resized(c, mode, height, width)
     if tuple(size) == (height, width):
         return c.x
     # Without aligned corners, a single row is the first one, too.
     mode = "align_corners" if c.get("align_corners", True) else "pytorch_half_pixel"
     how = {"coordinate_transformation_mode": mode, "rounding_method": MXNET}
     return op.image.resize2d(c.x, size, method="linear", **how)
+
+
+def _resized(c: Call, mode: str, height: int, width: int) -> tuple[int, ...]:
+    """Return the size of the result; "to_even_up" and its like change a size by 1 or not at all."""
+    c.refuse(mode=("size", "odd_scale", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up"))
+    if mode.startswith("to_"):
+        odd, step = "odd" in mode, -1 if mode.endswith("down") else 1
+        return tuple(n if n % 2 == odd else n + step for n in (height, width))
+    scale = c.get("scale_height")
+    if mode == "odd_scale":
+        scales = float(c.need("scale_height")), float(c.need("scale_width"))
+        sizes = zip((height, width), scales, strict=True)
+        return tuple(int(n * s) if n % 2 == 0 else int((n - 1) * s) + 1 for n, s in sizes)
+    if scale is not None:
+        return int(scale * height), int(c.need("scale_width") * width)
+    return c.get("height", 1), c.get("width", 1)
 
 
 @converts("Crop")

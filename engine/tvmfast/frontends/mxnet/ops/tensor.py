@@ -123,6 +123,42 @@ def _sliced(c: Call, slices: dict[int, slice]) -> relax.Expr:
     return op.strided_slice(x, list(forward), begins, ends, steps)
 
 
+@converts("_slice_assign", "_slice_assign_scalar")
+def _slice_assign(c: Call):
+    """Write an array, or a number, to a slice."""
+    begin, end, step = (_as_tuple(c.get(name, ())) for name in ("begin", "end", "step"))
+    slices = tuple(map(slice, begin, end, step or (None,) * len(begin)))
+    places = np.arange(math.prod(c.shape), dtype="int32").reshape(c.shape)[slices]
+    if not places.size:
+        return c.x
+    value = c.inputs[1] if len(c.inputs) > 1 else c.const(np.full(places.shape, c.get("scalar", 0)), c.dtype)
+    return _written(c, c.x, places.reshape(-1), c.emit(op.broadcast_to(value, places.shape)))
+
+
+def _written(c: Call, x: relax.Expr, places: np.ndarray, values: relax.Expr) -> relax.Expr:
+    """Return a tensor with values at places of it, flattened."""
+    flat_x, values = c.emit(op.reshape(x, [-1])), c.emit(op.reshape(values, [-1]))
+    return op.reshape(op.scatter_elements(flat_x, c.const(places), values, 0), list(shape_of(x)))
+
+
+@converts("scatter_nd")
+def _scatter_nd(c: Call):
+    """Write values to zeros, at the places that columns of indices name."""
+    (values, indices), shape = c.inputs, _as_tuple(c.need("shape"))
+    order = [*range(1, len(shape_of(indices))), 0]
+    indices = c.emit(op.permute_dims(c.cast(indices, "int64"), order))
+    zeros = c.emit(op.zeros(shape, c.dtype))
+    return op.scatter_nd(zeros, c.checked(indices, shape[: shape_of(indices)[-1]]), values)
+
+
+@converts("_contrib_index_copy")
+def _index_copy(c: Call):
+    """Write rows to the rows of these numbers."""
+    _, numbers, rows = c.inputs
+    numbers = c.emit(op.expand_dims(c.cast(numbers, "int64"), 1))
+    return op.scatter_nd(c.x, c.checked(numbers, [c.shape[0]], negative=False), rows)
+
+
 @converts("slice_axis")
 def _slice_axis(c: Call):
     return _sliced(c, {int(c.need("axis")) % c.rank: slice(c.get("begin"), c.get("end"))})
