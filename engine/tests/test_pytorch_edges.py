@@ -253,3 +253,19 @@ def test_repeats_that_are_no_constants_are_refused():
             build(lambda x, repeats=repeats: x.repeat_interleave(repeats(x)), {"x": (3,)})
     with pytest.raises(NotImplementedError, match="randint"):
         build(lambda x: x.repeat_interleave(torch.randint(3, (3,))), {"x": (3,)})
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_scalars_have_the_precision_of_what_they_are_searched_in(level):
+    """0.1 is another number in float32 than in float64, and scalars and tensors of rank 0 become the other's."""
+
+    def searched(x):
+        narrow, number = x.float(), torch.full((), 0.1, dtype=torch.float64)
+        for right in (False, True):
+            yield from (torch.searchsorted(x, 0.1, right=right), torch.bucketize(0.1, x, right=right))
+            yield from (torch.searchsorted(narrow, 0.1, right=right), torch.bucketize(number, narrow, right=right))
+        yield from (torch.isin(x, 0.1), torch.isin(0.1, x), torch.isin(narrow, 0.1), torch.isin(narrow, number))
+
+    x = torch.tensor([0.0, 0.1, 0.2, 0.3], dtype=torch.float64)
+    for got, wanted in zip(build(lambda x: tuple(searched(x)), [x], level)(x), searched(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())

@@ -55,8 +55,10 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
     return tuple(part if keepdim else part.squeeze(dim) for part in parts)
 
 
-def _tensor(x: _Numbers) -> Tensor:
-    return x if isinstance(x, Tensor) else torch.full((), x)
+def _promoted(*given: _Numbers) -> list[Tensor]:
+    """Return tensors of the dtype to which two promote: a scalar's value is not rounded beyond that."""
+    dtype = torch.result_type(*given)
+    return [n.to(dtype) if isinstance(n, Tensor) else torch.full((), n, dtype=dtype) for n in given]
 
 
 def _searchsorted(
@@ -64,7 +66,7 @@ def _searchsorted(
 ) -> Tensor:
     """Compare all pairs, which is fast for a short `ordered`, such as the bounds of buckets."""
     ordered = ordered if sorter is None else torch.gather(ordered, -1, sorter)
-    x = _tensor(x)
+    ordered, x = _promoted(ordered, x)
     pairs = ordered.reshape([1] * x.ndim + [-1]) if ordered.ndim == 1 else ordered.unsqueeze(-2)
     x = x.unsqueeze(-1)
     passed = pairs <= x if right or side == "right" else pairs < x
@@ -74,7 +76,8 @@ def _searchsorted(
 
 
 def _isin(x: _Numbers, among: _Numbers, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    found = (_tensor(x).unsqueeze(-1) == _tensor(among).reshape(-1)).any(-1)
+    x, among = _promoted(x, among)
+    found = (x.unsqueeze(-1) == among.reshape(-1)).any(-1)
     return ~found if invert else found
 
 
@@ -303,7 +306,10 @@ INDEXING: dict[Any, Callable] = {
     aten.median.default: lambda x: _median(x.reshape(-1), 0)[0],
     aten.nanmedian.default: lambda x: _median(x.reshape(-1), 0, ignore_nan=True)[0],
     **dict.fromkeys((aten.searchsorted.Tensor, aten.searchsorted.Scalar), _searchsorted),
-    aten.bucketize.Tensor: lambda x, bounds, **how: _searchsorted(bounds, x, **how),
+    **dict.fromkeys(
+        (aten.bucketize.Tensor, aten.bucketize.Scalar),
+        lambda x, bounds, **how: _searchsorted(bounds, x, **how),
+    ),
     **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor), _isin),
     aten.masked_scatter.default: _masked_scatter,
     aten.index_put.default: _index_put,
