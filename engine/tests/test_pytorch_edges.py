@@ -269,3 +269,18 @@ def test_scalars_have_the_precision_of_what_they_are_searched_in(level):
     x = torch.tensor([0.0, 0.1, 0.2, 0.3], dtype=torch.float64)
     for got, wanted in zip(build(lambda x: tuple(searched(x)), [x], level)(x), searched(x), strict=True):
         np.testing.assert_array_equal(got, wanted.numpy())
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_indices_of_different_dtypes(level):
+    def indexed(x, narrow, wide):
+        written, added = x.clone(), x.clone()
+        written[narrow, wide] = 7.0
+        added.index_put_((wide, narrow), torch.ones(()), accumulate=True)
+        return x[narrow, wide], x[wide, :, narrow], x[:, narrow, wide], x[narrow[:, None], wide], written, added
+
+    x = torch.arange(60.0).reshape(4, 5, 3)
+    narrow, wide = torch.tensor([0, 1, -1], dtype=torch.int32), torch.tensor([2, -2, 0])
+    lib = build(indexed, [x, narrow, wide], level)
+    for got, wanted in zip(lib(x, narrow, wide), indexed(x, narrow, wide), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
