@@ -53,6 +53,24 @@ def test_max_pools_without_a_stride(level):
         np.testing.assert_array_equal(got, wanted.numpy())
 
 
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_max_pools_of_a_dynamic_length(level):
+    def pooled(x):
+        row = x[0]
+        parts = F.max_pool1d(x, 3, padding=1, ceil_mode=True), torch.max_pool1d(x, 2, 1, dilation=2)
+        return *parts, torch.nn.MaxPool1d([3], 2)(x), F.max_pool1d(row, 2, stride=[1])
+
+    lib = build(pooled, {"x": ("batch", 2, tvmfast.Dim("length", 3, 100))}, level)
+    for shape in ((1, 2, 3), (3, 2, 50)):
+        x = torch.randn(shape)
+        x[0, 0, 1] = math.nan
+        for got, wanted in zip(lib(x), pooled(x), strict=True):
+            np.testing.assert_array_equal(got, wanted.numpy())
+    traced = torch.jit.trace(Function(pooled).eval(), x)
+    for got, wanted in zip(tvmfast.build(*tvmfast.from_pytorch(traced, [x]))(x), pooled(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+
+
 INTEGERS = (torch.int64, torch.int32, torch.int8, torch.uint8)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
 
@@ -290,10 +291,23 @@ def max_pool_with_indices(
     return _largest(x, axes)
 
 
+def _max_pool1d(
+    x: Tensor, kernel, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+) -> Any:
+    """Pool along the second of two axes, as PyTorch does after a check that makes the length static."""
+    if return_indices:
+        return NotImplemented
+    along = ((1, kernel), (1, stride or kernel), (0, padding), (1, dilation))
+    how = [(n, *(each if isinstance(each, list | tuple) else [each])) for n, each in along]
+    return F.max_pool2d(x.unsqueeze(-2), *how, bool(ceil_mode)).squeeze(-2)  # an int in a trace
+
+
 _OF_PYTORCH = (
     *(aten.narrow_copy.default, aten.view_copy.default, aten.permute_copy.default, aten.unbind_copy.int),
     *(aten.aminmax.default, aten.take.default),
 )
+# Called in place of functions of PyTorch while it exports.
+CALLED = dict.fromkeys((F.max_pool1d, torch.max_pool1d, aten.max_pool1d.default), _max_pool1d)
 INDEXING: dict[Any, Callable] = {
     **{each: decomposition_table[each] for each in _OF_PYTORCH},
     aten.min.dim: lambda x, dim, keepdim=False: (x.amin(dim, keepdim), x.argmin(dim, keepdim)),
