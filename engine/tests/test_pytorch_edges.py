@@ -302,3 +302,13 @@ def test_indices_of_different_dtypes(level):
     lib = build(indexed, [x, narrow, wide], level)
     for got, wanted in zip(lib(x, narrow, wide), indexed(x, narrow, wide), strict=True):
         np.testing.assert_array_equal(got, wanted.numpy())
+
+
+def test_as_many_values_as_a_mask_picks_are_refused():
+    def added(x):
+        x = x.clone()
+        x[x > 0] += 1
+        return x
+
+    with pytest.raises(NotImplementedError, match=r"write x = torch.where\(mask, f\(x\), x\)"):
+        build(added, {"x": (2, 3)})

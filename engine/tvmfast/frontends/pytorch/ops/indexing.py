@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ....core.relax import ceildiv
 
@@ -97,6 +98,11 @@ def _index_put(x: Tensor, indices: list, values: Tensor, accumulate: bool = Fals
     masks = [axis for axis, index in enumerate(indices) if index is not None]
     if len(masks) != 1 or indices[masks[0]].dtype != torch.bool:
         return NotImplemented
+    if free_unbacked_symbols(values.shape):
+        raise NotImplementedError(
+            "x[mask] = f(x[mask]): how many elements a mask picks is known in a run alone; "
+            "write x = torch.where(mask, f(x), x)"
+        )
     mask = indices[masks[0]]
     before, after = x.shape[: masks[0]], x.shape[masks[0] + mask.ndim :]
     mask, flat = mask.reshape(-1), x.reshape(*before, -1, *after)
