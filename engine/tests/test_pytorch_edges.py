@@ -53,6 +53,24 @@ def test_max_pools_without_a_stride(level):
         np.testing.assert_array_equal(got, wanted.numpy())
 
 
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_max_pools_of_a_dynamic_length(level):
+    def pooled(x):
+        row = x[0]
+        parts = F.max_pool1d(x, 3, padding=1, ceil_mode=True), torch.max_pool1d(x, 2, 1, dilation=2)
+        return *parts, torch.nn.MaxPool1d([3], 2)(x), F.max_pool1d(row, 2, stride=[1])
+
+    lib = build(pooled, {"x": ("batch", 2, tvmfast.Dim("length", 3, 100))}, level)
+    for shape in ((1, 2, 3), (3, 2, 50)):
+        x = torch.randn(shape)
+        x[0, 0, 1] = math.nan
+        for got, wanted in zip(lib(x), pooled(x), strict=True):
+            np.testing.assert_array_equal(got, wanted.numpy())
+    traced = torch.jit.trace(Function(pooled).eval(), x)
+    for got, wanted in zip(tvmfast.build(*tvmfast.from_pytorch(traced, [x]))(x), pooled(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+
+
 INTEGERS = (torch.int64, torch.int32, torch.int8, torch.uint8)
 
 
@@ -253,3 +271,44 @@ def test_repeats_that_are_no_constants_are_refused():
             build(lambda x, repeats=repeats: x.repeat_interleave(repeats(x)), {"x": (3,)})
     with pytest.raises(NotImplementedError, match="randint"):
         build(lambda x: x.repeat_interleave(torch.randint(3, (3,))), {"x": (3,)})
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_scalars_have_the_precision_of_what_they_are_searched_in(level):
+    """0.1 is another number in float32 than in float64, and scalars and tensors of rank 0 become the other's."""
+
+    def searched(x):
+        narrow, number = x.float(), torch.full((), 0.1, dtype=torch.float64)
+        for right in (False, True):
+            yield from (torch.searchsorted(x, 0.1, right=right), torch.bucketize(0.1, x, right=right))
+            yield from (torch.searchsorted(narrow, 0.1, right=right), torch.bucketize(number, narrow, right=right))
+        yield from (torch.isin(x, 0.1), torch.isin(0.1, x), torch.isin(narrow, 0.1), torch.isin(narrow, number))
+
+    x = torch.tensor([0.0, 0.1, 0.2, 0.3], dtype=torch.float64)
+    for got, wanted in zip(build(lambda x: tuple(searched(x)), [x], level)(x), searched(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_indices_of_different_dtypes(level):
+    def indexed(x, narrow, wide):
+        written, added = x.clone(), x.clone()
+        written[narrow, wide] = 7.0
+        added.index_put_((wide, narrow), torch.ones(()), accumulate=True)
+        return x[narrow, wide], x[wide, :, narrow], x[:, narrow, wide], x[narrow[:, None], wide], written, added
+
+    x = torch.arange(60.0).reshape(4, 5, 3)
+    narrow, wide = torch.tensor([0, 1, -1], dtype=torch.int32), torch.tensor([2, -2, 0])
+    lib = build(indexed, [x, narrow, wide], level)
+    for got, wanted in zip(lib(x, narrow, wide), indexed(x, narrow, wide), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+
+
+def test_as_many_values_as_a_mask_picks_are_refused():
+    def added(x):
+        x = x.clone()
+        x[x > 0] += 1
+        return x
+
+    with pytest.raises(NotImplementedError, match=r"write x = torch.where\(mask, f\(x\), x\)"):
+        build(added, {"x": (2, 3)})

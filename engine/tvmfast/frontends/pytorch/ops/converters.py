@@ -89,8 +89,10 @@ def _flat_index(c: Call, by_axis: list[relax.Expr | None], negative: bool = True
     flat = None
     for axis, index in indices.items():
         index = c.checked(index, [c.shape[axis]], negative)
+        if len(indices) > 1:
+            index = c.builder.normalize(c.cast(index, "int64"))  # which may differ, or be too narrow for both
         if flat is not None:
-            index = R.add(R.multiply(flat, relax.const(c.shape[axis], index.ty.dtype)), index)
+            index = R.add(R.multiply(flat, relax.const(c.shape[axis], "int64")), index)
         flat = c.builder.normalize(index)
     first = min(indices)
     adjacent = list(indices) == list(range(first, first + len(indices)))

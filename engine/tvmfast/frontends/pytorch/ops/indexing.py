@@ -6,8 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ....core.relax import ceildiv
 
@@ -55,8 +57,10 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
     return tuple(part if keepdim else part.squeeze(dim) for part in parts)
 
 
-def _tensor(x: _Numbers) -> Tensor:
-    return x if isinstance(x, Tensor) else torch.full((), x)
+def _promoted(*given: _Numbers) -> list[Tensor]:
+    """Return tensors of the dtype to which two promote: a scalar's value is not rounded beyond that."""
+    dtype = torch.result_type(*given)
+    return [n.to(dtype) if isinstance(n, Tensor) else torch.full((), n, dtype=dtype) for n in given]
 
 
 def _searchsorted(
@@ -64,7 +68,7 @@ def _searchsorted(
 ) -> Tensor:
     """Compare all pairs, which is fast for a short `ordered`, such as the bounds of buckets."""
     ordered = ordered if sorter is None else torch.gather(ordered, -1, sorter)
-    x = _tensor(x)
+    ordered, x = _promoted(ordered, x)
     pairs = ordered.reshape([1] * x.ndim + [-1]) if ordered.ndim == 1 else ordered.unsqueeze(-2)
     x = x.unsqueeze(-1)
     passed = pairs <= x if right or side == "right" else pairs < x
@@ -74,7 +78,8 @@ def _searchsorted(
 
 
 def _isin(x: _Numbers, among: _Numbers, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    found = (_tensor(x).unsqueeze(-1) == _tensor(among).reshape(-1)).any(-1)
+    x, among = _promoted(x, among)
+    found = (x.unsqueeze(-1) == among.reshape(-1)).any(-1)
     return ~found if invert else found
 
 
@@ -93,6 +98,11 @@ def _index_put(x: Tensor, indices: list, values: Tensor, accumulate: bool = Fals
     masks = [axis for axis, index in enumerate(indices) if index is not None]
     if len(masks) != 1 or indices[masks[0]].dtype != torch.bool:
         return NotImplemented
+    if free_unbacked_symbols(values.shape):
+        raise NotImplementedError(
+            "x[mask] = f(x[mask]): how many elements a mask picks is known in a run alone; "
+            "write x = torch.where(mask, f(x), x)"
+        )
     mask = indices[masks[0]]
     before, after = x.shape[: masks[0]], x.shape[masks[0] + mask.ndim :]
     mask, flat = mask.reshape(-1), x.reshape(*before, -1, *after)
@@ -287,10 +297,23 @@ def max_pool_with_indices(
     return _largest(x, axes)
 
 
+def _max_pool1d(
+    x: Tensor, kernel, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+) -> Any:
+    """Pool along the second of two axes, as PyTorch does after a check that makes the length static."""
+    if return_indices:
+        return NotImplemented
+    along = ((1, kernel), (1, stride or kernel), (0, padding), (1, dilation))
+    how = [(n, *(each if isinstance(each, list | tuple) else [each])) for n, each in along]
+    return F.max_pool2d(x.unsqueeze(-2), *how, bool(ceil_mode)).squeeze(-2)  # an int in a trace
+
+
 _OF_PYTORCH = (
     *(aten.narrow_copy.default, aten.view_copy.default, aten.permute_copy.default, aten.unbind_copy.int),
     *(aten.aminmax.default, aten.take.default),
 )
+# Called in place of functions of PyTorch while it exports.
+CALLED = dict.fromkeys((F.max_pool1d, torch.max_pool1d, aten.max_pool1d.default), _max_pool1d)
 INDEXING: dict[Any, Callable] = {
     **{each: decomposition_table[each] for each in _OF_PYTORCH},
     aten.min.dim: lambda x, dim, keepdim=False: (x.amin(dim, keepdim), x.argmin(dim, keepdim)),
@@ -303,7 +326,10 @@ INDEXING: dict[Any, Callable] = {
     aten.median.default: lambda x: _median(x.reshape(-1), 0)[0],
     aten.nanmedian.default: lambda x: _median(x.reshape(-1), 0, ignore_nan=True)[0],
     **dict.fromkeys((aten.searchsorted.Tensor, aten.searchsorted.Scalar), _searchsorted),
-    aten.bucketize.Tensor: lambda x, bounds, **how: _searchsorted(bounds, x, **how),
+    **dict.fromkeys(
+        (aten.bucketize.Tensor, aten.bucketize.Scalar),
+        lambda x, bounds, **how: _searchsorted(bounds, x, **how),
+    ),
     **dict.fromkeys((aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor), _isin),
     aten.masked_scatter.default: _masked_scatter,
     aten.index_put.default: _index_put,

@@ -14,6 +14,7 @@ from tvm import relax
 from ....kernels.recurrent.cell import OF_CUDNN
 from ....kernels.recurrent.emit import emit
 from .call import Call
+from .indexing import CALLED
 from .linalg import STATISTICS
 
 aten = torch.ops.aten
@@ -83,11 +84,12 @@ def _packed(*_args, **_options):
 _LAYERS = {kind: _decomposition(kind) for kind in OF_CUDNN}
 RECURRENT = {getattr(aten, kind).input: layers for kind, layers in _LAYERS.items()}
 _CALLED = RECURRENT | {getattr(torch, kind): layers for kind, layers in _LAYERS.items()}
+_OTHERS = STATISTICS | CALLED
 RECURRENT |= {getattr(aten, kind).data: _packed for kind in OF_CUDNN}
 
 
 class WholeLayers(TorchFunctionMode):
-    """A context in which recurrent layers are exported as this module's operator, and cov in terms of others.
+    """A context in which recurrent layers are exported as this module's operator, and others in known terms.
 
     PyTorch runs its own layers, time step by time step, while it exports, to infer the shapes of the results.
     """
@@ -96,7 +98,7 @@ class WholeLayers(TorchFunctionMode):
         """Run a function of PyTorch, or the decomposition of a layer."""
         # Packed sequences have their weights in place of the flag.
         is_layer = func in _CALLED and len(args) > 3 and isinstance(args[3], int)
-        other = _CALLED[func] if is_layer else STATISTICS.get(func)
+        other = _CALLED[func] if is_layer else _OTHERS.get(func)
         result = other(*args, **(kwargs or {})) if other else NotImplemented
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
