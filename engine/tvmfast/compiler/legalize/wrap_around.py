@@ -19,7 +19,6 @@ from tvm import tirx
 
 _SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
-_WIDE = {32: 64, 64: 128}  # bits
 _UNKNOWN = 2**63 - 1  # TVM's bound of what has none
 
 
@@ -88,33 +87,25 @@ def _may_overflow(node) -> bool:
 # ---------------------------------------------------------------- the operators
 
 
-def _on_llvm(kind):
+def _on_llvm(kind, args, dtype):
+    """Return the sum of integers of 32 or 64 bits as unsigned ones."""
+    wide = _with(dtype, "int", 2 * dtype.bits)
+    return tirx.Cast(_with(dtype, "uint", dtype.bits), kind(*(_wide(arg, wide) for arg in args)))
+
+
+def _on_gpu(kind, args, dtype):
+    """Return the same in C, whose unsigned integers wrap around."""
+    return kind(*(tirx.Cast(_with(dtype, "uint", dtype.bits), arg) for arg in args))
+
+
+def _lowered(kind, of_target):
     def lowered(call):
         dtype = tvm.DataType(str(call.ty.dtype))
-        if kind not in _SUMS or dtype.bits not in _WIDE:  # TVM's code claims nothing
-            return _plain(kind, call)
-        wide = _with(dtype, "int", _WIDE[dtype.bits])
-        result = tirx.Cast(_with(dtype, "uint", dtype.bits), kind(*(_wide(arg, wide) for arg in call.args)))
-        return tirx.reinterpret(str(dtype), result)  # of a cast's result TVM would know too much
+        if kind in _SUMS and dtype.bits in (32, 64):  # a cast would tell TVM more than is true
+            return tirx.reinterpret(str(dtype), of_target(kind, call.args, dtype))
+        return tirx.Cast(str(dtype), *call.args) if kind is tirx.Cast else kind(*call.args)
 
     return lowered
-
-
-def _on_gpu(kind):
-    """In C, unsigned integers wrap around."""
-
-    def lowered(call):
-        dtype = tvm.DataType(str(call.ty.dtype))
-        if kind not in _SUMS or dtype.bits not in _WIDE:
-            return _plain(kind, call)
-        unsigned = _with(dtype, "uint", dtype.bits)
-        return tirx.Cast(str(dtype), kind(*(tirx.Cast(unsigned, arg) for arg in call.args)))
-
-    return lowered
-
-
-def _plain(kind, call):
-    return tirx.Cast(str(call.ty.dtype), *call.args) if kind is tirx.Cast else kind(*call.args)
 
 
 def _with(dtype, kind: str, bits: int) -> str:
@@ -134,7 +125,7 @@ def _registered(kind) -> str:
     tvm.ir.register_op_attr(name, "TVectorizable", True)
     tvm.ir.register_op_attr(name, "TScriptPrinterName", name)
     for target, rule in (("llvm", _on_llvm), ("default", _on_gpu)):
-        tvm.ir.register_op_attr(name, f"{target}.FLowerIntrinsic", rule(kind))
+        tvm.ir.register_op_attr(name, f"{target}.FLowerIntrinsic", _lowered(kind, rule))
     return name
 
 
