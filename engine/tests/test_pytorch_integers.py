@@ -213,6 +213,7 @@ WRAPPING = {  # expressions that TVM or LLVM simplifies as if none of them left 
     "narrow sign": lambda x, y: (x % 100 + 100).to(torch.int8) < 0,
     "minimum": lambda x, y: torch.minimum(x, y) - x,
     "maximum": lambda x, y: torch.maximum(x + y, x) - x,
+    "moved": lambda x, y: (x % 3) - 3 >= y,
     "shifted": lambda x, y: ((x & 7) << 5) < y,
 }
 

@@ -40,7 +40,8 @@ def hide(store):
         if not dtype.startswith(("int", "uint")) or not _is_data(node, data):
             return node
         if isinstance(node, _COMPARISONS):
-            is_right = dtype.startswith("int") or all(arg in loads for arg in args)
+            is_signed = dtype.startswith("int")  # whose sums TVM moves to the other side
+            is_right = all(arg in loads or (is_signed and not _is_data(arg, data)) for arg in args)
         else:
             is_right = not _may_overflow(node)
         return node if is_right else tirx.call_intrin(str(node.ty.dtype), _NAMES[type(node)], *args)
