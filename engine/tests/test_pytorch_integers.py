@@ -209,11 +209,17 @@ WRAPPING = {  # expressions that TVM or LLVM simplifies as if none of them left 
     "least": lambda x, y: x - torch.where(x < y, x, y),
     "greatest": lambda x, y: torch.where(x + y > x, x + y, x) - x,
     "narrower": lambda x, y: (0 - x).to(torch.int8),
+    "wider": lambda x, y: (x.to(torch.int32) + y.to(torch.int32)).to(torch.int64),
+    "narrow sign": lambda x, y: (x % 100 + 100).to(torch.int8) < 0,
+    "minimum": lambda x, y: torch.minimum(x, y) - x,
+    "maximum": lambda x, y: torch.maximum(x + y, x) - x,
+    "moved": lambda x, y: (x % 3) - 3 >= y,
+    "shifted": lambda x, y: ((x & 7) << 5) < y,
 }
 
 
 @pytest.mark.parametrize("level", [0, 3])
-@pytest.mark.parametrize("dtype", ["int8", "int32", "uint32", "uint64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "uint64"])
 def test_integers_wrap_around(dtype, level):
     """NumPy's numbers: PyTorch has no kernels of uint32 and uint64 for some of these."""
     info = np.iinfo(dtype)
@@ -223,8 +229,9 @@ def test_integers_wrap_around(dtype, level):
     values = np.array(sorted(near), dtype)
     x, y = np.repeat(values, len(values)), np.tile(values, len(values))
     extremes = {"x == least": lambda x, y: x == least, "x <= least": lambda x, y: x <= least,
-                "x >= greatest": lambda x, y: x >= greatest}  # fmt: skip
-    functions = extremes if dtype == "int32" else WRAPPING | extremes  # signed sums of 32 bits do not wrap yet
+                "x >= greatest": lambda x, y: x >= greatest, "x - greatest": lambda x, y: x - greatest < y,
+                "x // greatest": lambda x, y: x // greatest}  # fmt: skip
+    functions = WRAPPING | extremes
     net = Function(lambda x, y: tuple(function(x, y) for function in functions.values())).eval()
     lib = build(*from_pytorch(net, {"x": (x.shape, dtype), "y": (y.shape, dtype)}), opt_level=level)
     for (name, function), ours in zip(functions.items(), lib(x, y), strict=True):
@@ -243,5 +250,6 @@ class Wrapping(np.ndarray):
 def wrapped(function, *arrays):
     """Compute an expression of tensors with NumPy."""
     with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "where", np.where)
+        for name in ("where", "minimum", "maximum"):
+            patch.setattr(torch, name, getattr(np, name))
         return np.asarray(function(*(array.view(Wrapping) for array in arrays)))

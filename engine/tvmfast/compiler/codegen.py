@@ -34,7 +34,7 @@ from tvm import tirx
 
 from ..core import data, folders, kernel_cache, machine, renamed
 from ..runtime import pool
-from .legalize import bfloat16, ieee754, lets, long_sums
+from .legalize import bfloat16, ieee754, lets, long_sums, wrap_around
 from .schedule import amx, direct_tiles, pairs, parallel
 
 _LOG = logging.getLogger(__name__)
@@ -292,6 +292,7 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    modules = sys.modules[__name__], bfloat16, ieee754, lets, long_sums, amx, direct_tiles, pairs, parallel
+    legalize = bfloat16, ieee754, lets, long_sums, wrap_around
+    modules = sys.modules[__name__], *legalize, amx, direct_tiles, pairs, parallel
     source = "".join(Path(module.__file__).read_text() for module in modules)
     return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

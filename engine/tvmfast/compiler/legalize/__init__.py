@@ -14,5 +14,5 @@ norms            group, instance and layer norms in two passes
 quantize         numbers in 8 bits: a half is rounded to the even neighbour
 scan             running sums and products
 scatter          scatters by an index that is smaller than the data
-wrap_around      sums, differences and products of unsigned integers wrap around
+wrap_around      sums, differences and products of integers wrap around
 """

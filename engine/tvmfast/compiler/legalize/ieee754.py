@@ -37,11 +37,11 @@ _OF_TVM = "s_tir"  # the name of TVM's lowering
 def _lowering(of_tvm: Callable | None = None) -> tuple:
     """Return TVM's lowering of kernels between two passes of ours, and its finalizing passes.
 
-    The first of ours adds direct sums for tiles of Winograd's method, and hides floats from the simplifier.
-    The second cuts parallel loops into chunks, and puts what a `Let` binds on a CPU's stack. It makes `!=`
-    true for NaN, for which TVM's LLVM code is false, and makes maxima and minima keep a NaN. That is free if
-    one operand is a constant, as in a ReLU, because x86's maximum returns its second operand if either is
-    NaN. Otherwise it adds a comparison and a blend.
+    The first of ours adds direct sums for tiles of Winograd's method, and hides from the simplifier floats,
+    and integers that may overflow. The second cuts parallel loops into chunks, and puts what a `Let` binds on
+    a CPU's stack. It makes `!=` true for NaN, for which TVM's LLVM code is false, and makes maxima and minima
+    keep a NaN. That is free if one operand is a constant, as in a ReLU, because x86's maximum returns its
+    second operand if either is NaN. Otherwise it adds a comparison and a blend.
     """
     lower, *finalize = (of_tvm or compilation_pipeline.PIPELINE_MAP[_OF_TVM])()
     comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -49,6 +49,7 @@ def _lowering(of_tvm: Callable | None = None) -> tuple:
         (tirx.Sub, _difference),
         (comparisons, _comparison),
         (tirx.Not, _not),
+        (tirx.BufferStore, lambda store: _sum_of_some(wrap_around.hide(store))),
         (tirx.For, _bools_one_by_one),
         ((tirx.FloorDiv, tirx.Div, tirx.FloorMod, tirx.Mod), _quotient),
     ]
@@ -56,13 +57,7 @@ def _lowering(of_tvm: Callable | None = None) -> tuple:
     ieee = [(tirx.NE, lambda node: tirx.Not(tirx.EQ(node.a, node.b)) if _is_float(node.a) else node)]
     denormals = [(tirx.AttrStmt, _kernel_with_denormals), (tirx.For, _threads_with_denormals)]
     remainders = [((tirx.FloorMod, tirx.Mod), _remainder)]
-    before = _on_each_kernel(
-        "OpaqueNumbers",
-        opaque,
-        restored,
-        on_llvm=[(tirx.BufferStore, lambda store: _sum_of_some(wrap_around.on_llvm(store)))],
-        on_gpu=[(tirx.BufferStore, lambda store: _sum_of_some(wrap_around.on_gpu(store)))],
-    )
+    before = _on_each_kernel("OpaqueNumbers", opaque, restored)
     after = _on_each_kernel(
         "IEEEFloats",
         ieee,
@@ -422,12 +417,20 @@ def _from_infinity(bb, call):
 
 
 def _filled(bb, call):
-    """Fill with an infinity or NaN, on which TVM 0.27 fails, because it takes a dtype for a string."""
-    array = constant_array(call.args[1])
+    """Fill with an infinity or NaN, or an integer from 2^63 on; TVM 0.27 fails on these.
+
+    It takes a dtype for a string, and has no such integer in C++.
+    """
+    array, dtype = constant_array(call.args[1]), str(call.ty.dtype)
     shape = call.args[0].ty.shape if call.op.name == "relax.full_like" else call.args[0]
-    if array is None or np.isfinite(array) or not isinstance(shape, relax.ShapeExpr):
+    if array is None or not isinstance(shape, relax.ShapeExpr):
         return default(bb, call)
-    value = tirx.FloatImm(str(call.ty.dtype), float(array))
+    if not np.isfinite(array):
+        value = tirx.FloatImm(dtype, float(array))
+    elif dtype == "uint64" and array >= 2**63:
+        value = tirx.const(int(array), dtype)
+    else:
+        return default(bb, call)
 
     def compute(sizes):
         return te.compute(sizes, lambda *_: value, "full")
