@@ -17,7 +17,7 @@ from onnx import compose, numpy_helper
 from onnx.backend.test.case import node as node_cases
 
 SECONDS = 120  # for one case
-_SLOW = {"averagepool", "lppool", "maxpool"}  # to make these cases takes nine seconds, all others two
+SLOW = {"averagepool", "lppool", "maxpool"}  # to make these cases takes nine seconds, all others two
 _OTHERS = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _CLEAR = (NotImplementedError, ValueError, IndexError, AssertionError, onnx.checker.ValidationError)
 
@@ -29,7 +29,7 @@ def cases(quick: bool = False) -> dict:
     """
     with np.errstate(all="ignore"):  # what makes the cases divides by zero
         for module in pkgutil.iter_modules(node_cases.__path__):
-            if not (quick and module.name in _SLOW):
+            if not (quick and module.name in SLOW):
                 importlib.import_module(f"{node_cases.__name__}.{module.name}")
     return {case.name: case for case in node_cases._NodeTestCases if "_expanded" not in case.name and _in_scope(case)}
 
