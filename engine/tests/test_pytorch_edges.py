@@ -312,3 +312,15 @@ def test_as_many_values_as_a_mask_picks_are_refused():
 
     with pytest.raises(NotImplementedError, match=r"write x = torch.where\(mask, f\(x\), x\)"):
         build(added, {"x": (2, 3)})
+
+
+@pytest.mark.parametrize("level", sampled([0, 3], [3]))
+def test_distances_beside_nan(level):
+    """That of p = 0 counts differences, and vector_norm's counts NaN."""
+
+    def distances(x):
+        return *(torch.cdist(x, x.flip(0), p) for p in (0.0, 1.0, 2.0)), *(F.pdist(x, p) for p in (0.0, 1.0, math.inf))
+
+    x = torch.tensor([[1.0, math.nan], [1, 2], [1e-40, 2], [-math.inf, 0]])
+    for got, wanted in zip(build(distances, [x], level)(x), distances(x), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())

@@ -104,9 +104,15 @@ def _lowered(kind, of_target):
         dtype = tvm.DataType(str(call.ty.dtype))
         if kind in _SUMS and dtype.bits in (32, 64):  # a cast would tell TVM more than is true
             return tirx.reinterpret(str(dtype), of_target(kind, call.args, dtype))
-        return tirx.Cast(str(dtype), *call.args) if kind is tirx.Cast else kind(*call.args)
+        return tirx.Cast(str(dtype), *call.args) if kind is tirx.Cast else kind(*_of_one_dtype(call.args))
 
     return lowered
+
+
+def _of_one_dtype(args) -> list:
+    """Cast to the widest: TVM may have narrowed a loop variable among them."""
+    widest = max((str(arg.ty.dtype) for arg in args), key=lambda dtype: tvm.DataType(dtype).bits)
+    return [arg if str(arg.ty.dtype) == widest else tirx.Cast(widest, arg) for arg in args]
 
 
 def _with(dtype, kind: str, bits: int) -> str:

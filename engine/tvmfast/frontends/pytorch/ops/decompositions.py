@@ -321,13 +321,19 @@ def _vector_norm(x: Tensor, order: float = 2, dims: Any = None, keepdim: bool = 
 
 
 def _cdist(a: Tensor, b: Tensor, p: float, _mode: int | None) -> Any:
-    differences = (a.unsqueeze(-2) - b.unsqueeze(-3)).abs()
-    return torch.linalg.vector_norm(differences, p, -1)
+    return _length(a.unsqueeze(-2) - b.unsqueeze(-3), p)
 
 
 def _pdist(x: Tensor, p: float = 2) -> Tensor:
     first, second = torch.triu_indices(len(x), len(x), 1)
-    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+    return _length(x[first] - x[second], p)
+
+
+def _length(differences: Tensor, p: float) -> Tensor:
+    """Return norms of which, unlike vector_norm's, also that of p = 0 is NaN beside a NaN."""
+    if p == 0:
+        return torch.clamp(differences.abs().ceil(), max=1).sum(-1)
+    return torch.linalg.vector_norm(differences, p, -1)
 
 
 def _spread(finish: Callable, of_means: bool = False) -> Callable:
