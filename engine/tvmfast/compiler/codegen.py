@@ -292,7 +292,7 @@ def _key(target, text: str) -> str:
 
 @cache
 def _toolchain() -> str:
-    legalize = bfloat16, ieee754, lets, long_sums, wrap_around
-    modules = sys.modules[__name__], *legalize, amx, direct_tiles, pairs, parallel
-    source = "".join(Path(module.__file__).read_text() for module in modules)
+    here = Path(__file__)
+    files = here, *sorted(here.parent.glob("legalize/**/*.py")), *sorted(here.parent.glob("schedule/**/*.py"))
+    source = "".join(file.read_text() for file in files)
     return f"{tvm.__version__} {tvm.target.codegen.llvm_version_major()} {source}"

@@ -19,6 +19,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import compilation_pipeline
 
+from ...core.compat import pass_lock
 from ...core.relax import constant_array, integers_between, known_shape, on_each_function, static_shape
 from ..schedule.amx import configure_tiles, use_tiles
 from ..schedule.direct_tiles import restored
@@ -78,14 +79,11 @@ LOWERING = "tvmfast"  # TVM looks its pipelines up by name
 compilation_pipeline.register_tir_pipeline(LOWERING, _lowering)
 
 
-_REPLACED = threading.Lock()
-
-
 @contextlib.contextmanager
 def in_place_of_tvms() -> Iterator[None]:
     """Let what compiles kernels by TVM's lowering in this thread, as FoldConstant does, take LOWERING."""
     thread, pipelines = threading.get_ident(), compilation_pipeline.PIPELINE_MAP
-    with _REPLACED:
+    with pass_lock:
         theirs = pipelines[_OF_TVM]
 
         def lowering():

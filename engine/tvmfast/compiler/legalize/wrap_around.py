@@ -24,7 +24,7 @@ _UNKNOWN = 2**63 - 1  # TVM's bound of what has none
 
 def hide(store):
     """Return a store to a buffer whose value wraps around."""
-    value, loads, data = store.value, {}, set()
+    value, loads, data, analyzer = store.value, {}, set(), tvm.sym.Analyzer()
     if isinstance(value, tirx.Add) and _reads(value.a, store.buffer):  # a reduction's sum, read by nothing
         rest = hide(tirx.BufferStore(store.buffer, value.b, store.indices)).value
         return tirx.BufferStore(store.buffer, value.a + rest, store.indices)
@@ -43,7 +43,7 @@ def hide(store):
             is_signed = dtype.startswith("int")  # whose sums TVM moves to the other side
             is_right = all(arg in loads or (is_signed and not _is_data(arg, data)) for arg in args)
         else:
-            is_right = not _may_overflow(node)
+            is_right = not _may_overflow(node, analyzer)
         return node if is_right else tirx.call_intrin(str(node.ty.dtype), _NAMES[type(node)], *args)
 
     value = tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, placeholder), order="pre")
@@ -73,12 +73,12 @@ def _is_data(expr, data: set) -> bool:
     return any(_is_data(getattr(expr, side), data) for side in "ab" if hasattr(expr, side))
 
 
-def _may_overflow(node) -> bool:
+def _may_overflow(node, analyzer) -> bool:
     """Tell whether the result of a sum, a cast or a shift of integers may not fit its dtype."""
     dtype = str(node.ty.dtype)
     if not dtype.startswith(("int", "uint")):
         return False
-    bound = tvm.sym.Analyzer().const_int_bound(node.value if isinstance(node, tirx.Cast) else node)
+    bound = analyzer.const_int_bound(node.value if isinstance(node, tirx.Cast) else node)
     if max(-bound.min_value, bound.max_value) >= _UNKNOWN:
         return True
     least, greatest = (int(limit(dtype).value) for limit in (tirx.min_value, tirx.max_value))

@@ -96,9 +96,12 @@ def _cut(c: Call, axis: int, begins) -> list[relax.Expr]:
 
 @converts("slice", "crop")
 def _slice(c: Call):
+    return _sliced(c, dict(enumerate(_slices(c))))
+
+
+def _slices(c: Call) -> tuple[slice, ...]:
     begin, end, step = (_as_tuple(c.get(name, ())) for name in ("begin", "end", "step"))
-    step = step or (None,) * len(begin)
-    return _sliced(c, {axis: slice(*each) for axis, each in enumerate(zip(begin, end, step, strict=True))})
+    return tuple(slice(*each) for each in zip(begin, end, step or (None,) * len(begin), strict=True))
 
 
 def _as_tuple(value) -> tuple:
@@ -126,19 +129,13 @@ def _sliced(c: Call, slices: dict[int, slice]) -> relax.Expr:
 @converts("_slice_assign", "_slice_assign_scalar")
 def _slice_assign(c: Call):
     """Write an array, or a number, to a slice."""
-    begin, end, step = (_as_tuple(c.get(name, ())) for name in ("begin", "end", "step"))
-    slices = tuple(map(slice, begin, end, step or (None,) * len(begin)))
-    places = np.arange(math.prod(c.shape), dtype="int32").reshape(c.shape)[slices]
+    places = np.arange(math.prod(c.shape), dtype="int32").reshape(c.shape)[_slices(c)]
     if not places.size:
         return c.x
     value = c.inputs[1] if len(c.inputs) > 1 else c.const(np.full(places.shape, c.get("scalar", 0)), c.dtype)
-    return _written(c, c.x, places.reshape(-1), c.emit(op.broadcast_to(value, places.shape)))
-
-
-def _written(c: Call, x: relax.Expr, places: np.ndarray, values: relax.Expr) -> relax.Expr:
-    """Return a tensor with values at places of it, flattened."""
-    flat_x, values = c.emit(op.reshape(x, [-1])), c.emit(op.reshape(values, [-1]))
-    return op.reshape(op.scatter_elements(flat_x, c.const(places), values, 0), list(shape_of(x)))
+    values = c.emit(op.reshape(c.emit(op.broadcast_to(value, places.shape)), [-1]))
+    written = op.scatter_elements(c.emit(flat(c)), c.const(places.reshape(-1)), values, 0)
+    return op.reshape(written, list(c.shape))
 
 
 @converts("scatter_nd")

@@ -50,10 +50,12 @@ def _wide(n: Node) -> relax.Expr:
     return n.emit(n.cast(n.x, "float64"))
 
 
-def _moments(n: Node, axes: list[int]) -> tuple[relax.Expr, relax.Expr]:
-    """Return the difference of x to its mean, and its variance, along axes that are kept, in float64."""
-    centred = R.subtract(_wide(n), n.emit(R.mean(_wide(n), axes, keepdims=True)))
-    return centred, n.emit(R.mean(R.multiply(centred, centred), axes, keepdims=True))
+def _moments(n: Node, axes: list[int]) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
+    """Return the mean of x, its difference to it, and its variance, along axes that are kept, in float64."""
+    x = n.emit(_wide(n))
+    mean = n.emit(R.mean(x, axes, keepdims=True))
+    centred = n.emit(R.subtract(x, mean))
+    return mean, centred, n.emit(R.mean(R.multiply(centred, centred), axes, keepdims=True))
 
 
 @converts("LayerNormalization")
@@ -64,8 +66,8 @@ def _layer_normalization(n: Node):
     if n.outputs == 1:
         return output
     epsilon = relax.const(n.get("epsilon", float(np.float32(1e-5))), "float64")
-    variance = R.add(_moments(n, axes)[1], epsilon)
-    statistics = R.mean(_wide(n), axes, keepdims=True), R.rsqrt(variance)
+    mean, _, variance = _moments(n, axes)
+    statistics = mean, R.rsqrt(R.add(variance, epsilon))
     return relax.Tuple([output, *(n.cast(n.emit(each), "float32") for each in statistics)])
 
 
@@ -90,7 +92,7 @@ def _instance_normalization(n: Node):
 @converts("MeanVarianceNormalization")
 def _mean_variance_normalization(n: Node):
     """Divide by the deviation from the mean; TVM subtracts the mean's square from that of the squares."""
-    centred, variance = _moments(n, list(n.get("axes", (0, 2, 3))))
+    _, centred, variance = _moments(n, list(n.get("axes", (0, 2, 3))))
     deviation = R.add(R.sqrt(variance), relax.const(1e-9, "float64"))
     return n.cast(n.emit(R.divide(centred, deviation)), n.dtype)
 
