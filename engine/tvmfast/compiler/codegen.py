@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -34,8 +33,7 @@ from tvm import tirx
 
 from ..core import data, folders, kernel_cache, machine, renamed
 from ..runtime import pool
-from .legalize import bfloat16, ieee754, lets, long_sums, wrap_around
-from .schedule import amx, direct_tiles, pairs, parallel
+from .legalize import ieee754
 
 _LOG = logging.getLogger(__name__)
 _POOL_OPTIONS = ("-O2", "-std=c++17", "-fPIC", "-pthread", "-c")
