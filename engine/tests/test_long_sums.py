@@ -62,6 +62,7 @@ CASES = {
     "outer axes": (lambda x: x.sum((0, 2)), [_uniform(300, 4, 301)], _blocks(300 * 301)),
     "outer axes, vectors": (lambda x: x.sum((0, 2)), [_uniform(300, 4, 64)], _blocks(300 * 64)),
     "all axes": (lambda x: x.sum(), [_uniform(7, 61, 53, 11)], _blocks(7 * 61 * 53 * 11)),
+    "all axes, kept": (lambda x: x.mean((0, 1, 2), True), [torch.full((15, 16, 16), 0.1)], _blocks(15 * 256)),
     "every second column": (lambda x: x.transpose(0, 1)[::2].sum(1), [_uniform(1 << 16, 6)], _blocks(1 << 16)),
     "one value": (lambda x: x.sum(1), [torch.full((2, LONG + 7), 0.1)], _blocks(LONG)),
     "distance": (lambda x, y: F.l1_loss(x, y), [_uniform(LONG), _uniform(LONG, seed=1)], _blocks(LONG)),

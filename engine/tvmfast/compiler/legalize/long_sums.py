@@ -100,10 +100,11 @@ def _marked(func) -> tuple:
         if not isinstance(store, tirx.BufferStore) or not _adds(store.value, store):
             return realize
         own = [loops[var] for var in reduced - kept if var in loops]
-        own = [loop for loop in own if loop.kind == _SERIAL]
+        own = [loop for loop in own if loop.kind in (_SERIAL, tirx.ForKind.UNROLLED)]
         longest, most = _limits(store.value) if kept else (_LONGEST, _BLOCK)
         if math.prod(_most(loop.extent, analyzer) for loop in own) <= longest:
             return realize
+        own = [loop for loop in own if loop.kind == _SERIAL]
         if math.prod(int(loop.extent) for loop in own if isinstance(loop.extent, tirx.IntImm)) >= _ENDLESS:
             return realize
         sums.append(({loop.loop_var for loop in own}, most))
