@@ -37,6 +37,7 @@ import numpy as np
 import torch
 import tvm
 from agreement import Reference, close
+from onnx.shape_inference import InferenceError
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 
@@ -68,15 +69,17 @@ NOT_FINITE = ("special", "one NaN", "one infinity", "all -infinity")
 LOSES_NAN = {
     "torch": (
         *("fft.", "stft", "bucketize", "searchsorted", "linalg.lu", "lu"),
+        *("linalg.qr", "qr", "ormqr", "geqrf", "linalg.householder_product"),
         *("i0", "special.i0", "special.i1", "polygamma", "special.polygamma"),
     ),
     "mxnet": ("pooling, max", "global pooling, max", "norm", "softmax output"),
     "onnx": (
         *("test_maxpool", "test_globalmaxpool", "test_MaxPool", "test_AdaptiveMaxPool"),
         *("test_affine_grid", "test_dft", "test_stft", "test_dynamicquantizelinear"),
+        *("test_scatter_elements_with_reduction_m", "test_scatternd_m"),
     ),
 }
-CLEAR = (NotImplementedError, ValueError, IndexError, TypeError)
+CLEAR = (NotImplementedError, ValueError, IndexError, TypeError, InferenceError)
 KINDS = ("equal", "refused", "unclear", "none", "wrong", "crash", "hang")
 
 
@@ -586,6 +589,12 @@ def _argsort(x, *args, **how):
     return _sort(x, *args, **how)[1]
 
 
+def _mode(x, dim=-1, keepdim=False):
+    value = x.mode(dim, True)[0]
+    last = x.shape[dim] - 1 - (x == value).flip(dim).to(torch.uint8).argmax(dim, keepdim=True)
+    return [each if keepdim else each.squeeze(dim) for each in (value, last)]
+
+
 def _topk(x, k, dim=-1, largest=True, sorted=True):
     return [each.narrow(dim, 0, k) for each in x.sort(dim=dim, descending=largest, stable=True)]
 
@@ -595,7 +604,7 @@ _IN_ORDER = {"bucketize": _bucketize, "searchsorted": _searchsorted}
 # And which of equal elements an index is of: in these they keep their order.
 _STABLE = {
     **{"kthvalue": _kth, "median": _median, "nanmedian": _median, "topk": _topk},
-    **{"argsort": _argsort, "sort": _sort},
+    **{"argsort": _argsort, "mode": _mode, "sort": _sort},
 }
 
 
@@ -610,8 +619,12 @@ class _Torch:
         *("cross", "linalg.cross"),
     )
     SOLVES = ("linalg.inv", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve", "lu_solve", "linalg.lu_solve")
-    # Where squares overflow, PyTorch's kernels differ from each other: NaN, infinities and the bias are all right.
-    NORMS = ("native_layer_norm", *(f"nn.functional.{name}_norm" for name in ("layer", "group", "instance")))
+    # Where squares overflow, PyTorch's kernels differ from each other: NaN, infinities and the bias are all right. So is
+    # a row of an attention whose scores are NaN: some make 0 of it.
+    NORMS = (
+        *("native_layer_norm", *(f"nn.functional.{name}_norm" for name in ("layer", "group", "instance"))),
+        "nn.functional.scaled_dot_product_attention",
+    )
 
     def __init__(self):
         import torch_suite
@@ -769,7 +782,7 @@ class _Onnx:
 
 def _overflows(x) -> bool:
     """Whether products of two of the finite numbers may overflow."""
-    return x.dtype.kind == "f" and _largest(x) > math.sqrt(np.finfo(x.dtype).max)
+    return _is_float(x) and _largest(x) > math.sqrt(float(ml_dtypes.finfo(x.dtype).max))
 
 
 def _overflows_in_float32(x) -> bool:

@@ -116,6 +116,24 @@ def test_halves_bfloat16_and_int32():
     np.testing.assert_array_less(np.abs(c - (v.astype("float32") - 3) * 0.03), np.abs(c) * 2**-6 + 1e-30)
 
 
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_product_whose_scales_are_halves(constant):
+    """Of numbers that overflow float16, as their products and sums do."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(0, 256, shape).astype("uint8") for shape in ((2, 5, 28), (2, 28, 3)))
+    scales = {"a_s": np.float16(1000), "b_s": np.float16(0.3), "y_s": np.float16(30000)}
+    zeros = {"a_z": np.uint8(113), "b_z": np.uint8(114), "y_z": np.uint8(118)}
+    names = "a", "a_s", "a_z", "b", "b_s", "b_z", "y_s", "y_z"
+    nodes, feed = [helper.make_node("QLinearMatMul", names, ["y"])], {"a": a, "b": b}
+    feed, constants = (feed, scales | zeros) if constant else (feed | scales, zeros)
+    model = model_of(feed, {"y": ("uint8", (2, 5, 3))}, nodes, constants)
+    total = (a.astype("float64") - 113) @ (b.astype("float64") - 114)
+    factor = float(scales["a_s"]) * float(scales["b_s"]) / float(scales["y_s"])
+    (got,), wanted = ours(model, feed, 3), total * factor + 118
+    assert 0 < wanted.min() and wanted.max() < 255
+    assert np.abs(got - wanted).max() < 0.501
+
+
 @pytest.mark.parametrize("level", sampled(LEVELS, [3]))
 def test_products_of_integers_are_exact(level):
     rng = np.random.default_rng(3)

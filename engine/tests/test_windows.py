@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from agreement import close, reference
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 from testing import Function
 from torch import nn
 
@@ -97,3 +98,40 @@ def test_pools_of_a_dynamic_axis_whose_last_window_is_cut(what, rng):
     for height in (*range(3, 12), 64):
         x = rng.standard_normal((1, 2, height, 9)).astype("float32")
         close(lib(x), net(torch.from_numpy(x).double()), 9, scale=np.abs(x).max())
+
+
+CEILED_AVERAGES = {
+    "line": (F.avg_pool1d, (2, "n"), {"padding": 1, "count_include_pad": True}),
+    "line, inside": (F.avg_pool1d, (2, "n"), {"padding": 1, "count_include_pad": False}),
+    "volume": (F.avg_pool3d, (2, "n", "n", "n"), {"padding": 1, "count_include_pad": True}),
+    "volume, inside": (F.avg_pool3d, (2, "n", "n", "n"), {"padding": 1, "count_include_pad": False}),
+}
+
+
+@pytest.mark.parametrize("what", CEILED_AVERAGES)
+def test_averages_of_a_line_and_a_volume_whose_last_window_is_cut(what, rng):
+    """TVM's pools of one and of three axes count padding if nothing is said, those of two axes don't."""
+    function, shape, options = CEILED_AVERAGES[what]
+    net = Function(lambda x: function(x, 3, 2, ceil_mode=True, **options)).eval()
+    lib = tvmfast.build(net, {"x": shape}, opt_level=1)
+    for size in range(3, 9):
+        x = rng.standard_normal((2, *[size] * (len(shape) - 1))).astype("float32")
+        close(lib(x), net(torch.from_numpy(x).double()), 27, scale=np.abs(x).max())
+
+
+AVERAGE = """<ir_version: 9, opset_import: ["" : 22]> m (float[1, 1, {shape}] x) => (float[a, b, {result}] y) {{
+    y = AveragePool<ceil_mode = 1, dilations = {twos}, kernel_shape = {twos}, strides = {threes}>(x) }}"""
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_averages_of_files_whose_last_window_is_cut(rank, rng):
+    result, numbers = ", ".join("pqr"[:rank]), {"twos": [2] * rank, "threes": [3] * rank}
+
+    def text(size):
+        return AVERAGE.format(shape=", ".join([size] * rank), result=result, **numbers)
+
+    lib = tvmfast.build(*tvmfast.from_onnx(parser.parse_model(text("n"))), opt_level=1)
+    for size in range(3, 9):
+        x = rng.standard_normal((1, 1, *[size] * rank)).astype("float32")
+        (wanted,) = ReferenceEvaluator(parser.parse_model(text(str(size)))).run(None, {"x": x})
+        close(lib(x), wanted.astype("float64"), 8, scale=np.abs(x).max())

@@ -510,6 +510,8 @@ class GraphMerge(DimInference):
         strides = [int(step) for step in attrs.strides]
         pads[rank:] = [width + step - 1 for width, step in zip(pads[rank:], strides, strict=True)]
         how = {"padding": pads, "dilation": attrs.dilation, "layout": attrs.layout}
+        if name.startswith("nn.avg"):
+            how["count_include_pad"] = False  # TVM 0.27's default is that of 2 axes alone
         pooled = self.builder.emit(getattr(R.nn, name[3:])(x, attrs.pool_size, strides, **how))
         ends = [self._dim(several) for several in zip_equal(call.ty.shape for call in calls)][2:]
         bounds = [

@@ -66,7 +66,11 @@ def with_dynamic_dims(
     first = baseline(specs, dims)
     far = [{**first, name: _far(first[name], dim)} for name, dim in dims.items()]
     if signature_at is None:
-        far += [{**first, name: _far(first[name], dim, _BEYOND)} for name, dim in dims.items()]
+        far += [
+            {**first, name: _far(first[name], dim, _BEYOND)}
+            for name, dim in dims.items()
+            if not any([getattr(n, "name", n) for n in spec.shape].count(name) > 2 for spec in specs)
+        ]  # a volume of so many pixels a side is refused: it would exceed the memory
     chosen = [first, *far]
     more = _MORE if signature_at else _MORE_OF_FILES
     for distance in (_NEAR, *more):

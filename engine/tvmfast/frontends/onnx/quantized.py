@@ -204,12 +204,22 @@ class _Model(Rewritten):
         self.packed: dict[str, Packed] = {}
 
     @functools.cached_property
+    def types(self) -> dict[str, onnx.TypeProto.Tensor]:
+        """Return the types of values, by name, as far as ONNX infers them."""
+        graph = onnx.shape_inference.infer_shapes(self.proto).graph
+        return {each.name: each.type.tensor_type for each in (*graph.input, *graph.value_info)}
+
+    @functools.cached_property
     def ranks(self) -> dict[str, int]:
         """Return the ranks of values, by name, as far as ONNX infers them."""
-        graph = onnx.shape_inference.infer_shapes(self.proto).graph
-        types = {each.name: each.type.tensor_type for each in (*graph.input, *graph.value_info)}
-        known = {name: len(each.shape.dim) for name, each in types.items() if each.HasField("shape")}
+        known = {name: len(each.shape.dim) for name, each in self.types.items() if each.HasField("shape")}
         return known | {name: len(tensor.dims) for name, tensor in self.tensors.items()}
+
+    def is_half(self, name: str) -> bool:
+        """Tell whether a value is of float16 or bfloat16."""
+        tensor = self.tensors.get(name)
+        dtype = tensor.data_type if tensor else self.types[name].elem_type if name in self.types else 0
+        return dtype in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 class _Part(Part):
@@ -219,7 +229,13 @@ class _Part(Part):
 
     def dequantized(self, tensor: int, scale: int, zero: int, axis: int = 0) -> str:
         """Add the node that dequantizes an input."""
-        return self.add("DequantizeLinear", *map(self.input, (tensor, scale, zero)), axis=axis)
+        inputs = self.input(tensor), self.scale(scale), self.input(zero)
+        return self.add("DequantizeLinear", *inputs, axis=axis)
+
+    def scale(self, number: int) -> str:
+        """Add the cast of a scale to float32 where it is of halves, in which products of sums overflow."""
+        name = self.input(number)
+        return self.add("Cast", name, to=onnx.TensorProto.FLOAT) if self.model.is_half(name) else name
 
     def quantized(self, x: str, scale: int, zero: int, like: int, axis: int = 0) -> None:
         """Add the node that quantizes the result; without its own, the zero point is 0 in `like`'s dtype."""
@@ -234,7 +250,7 @@ class _Part(Part):
             )
         if not self.input(scale):
             raise ValueError(f"{label_of(self.node)}: the scale of its output is missing; export it again")
-        self.add("QuantizeLinear", x, self.input(scale), point, output=self.node.output[0], axis=axis)
+        self.add("QuantizeLinear", x, self.scale(scale), point, output=self.node.output[0], axis=axis)
 
     def without(self, *names: str) -> dict:
         """Return the attributes but these; images have their channels first."""
@@ -252,7 +268,7 @@ def _bias(part: _Part, number: int, axis: int, factor: float = 1.0) -> list[str]
     """Return an int32 bias, dequantized with the product of both scales; empty if there is none."""
     if not part.input(number):
         return []
-    scale = part.add("Mul", part.input(1), part.input(4))
+    scale = part.add("Mul", part.scale(1), part.scale(4))
     if factor != 1:
         value = from_array(np.float32(factor).reshape(()))
         scale = part.add("Mul", scale, part.add("Constant", value=value))
