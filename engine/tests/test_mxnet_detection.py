@@ -6,6 +6,7 @@ from test_import_mxnet import S, X, Y, hold, mxnets
 from test_mxnet_lengths import agree, compiled
 
 LEVELS = pytest.mark.parametrize("level", [0, 3])
+PAIRS = pytest.mark.parametrize(("level", "dtype"), [(0, "float16"), (3, "float32"), (0, "float64")])
 
 
 def boxes(rng, *shape: int) -> np.ndarray:
@@ -21,31 +22,29 @@ def rows(rng, dtype: str) -> np.ndarray:
     return np.stack(columns, -1).astype(dtype)
 
 
-@LEVELS
-def test_suppression_in_each_dtype_and_format(rng, level):
-    for dtype in ("float16", "float32", "float64"):
-        symbols = [
-            S.contrib.box_nms(X, id_index=0, topk=topk, valid_thresh=0.3, overlap_thresh=0.3, **how)
-            for topk in (-1, 0, 7)
-            for how in ({}, {"in_format": "center", "out_format": "center", "background_id": 1})
-        ]
-        inputs, symbol = {"x": rows(rng, dtype)}, S.Group(symbols)
-        agree(compiled(symbol, inputs, level), symbol, inputs)
-        formats = [{"in_format": "center", "out_format": "corner"}, {"out_format": "center"}]
-        symbol = S.Group([S.contrib.box_nms(X, id_index=0, **each) for each in formats])
-        agree(compiled(symbol, inputs, level), symbol, inputs, terms=2)
+@PAIRS
+def test_suppression_in_each_dtype_and_format(rng, level, dtype):
+    symbols = [
+        S.contrib.box_nms(X, id_index=0, topk=topk, valid_thresh=0.3, overlap_thresh=0.3, **how)
+        for topk in (-1, 0, 7)
+        for how in ({}, {"in_format": "center", "out_format": "center", "background_id": 1})
+    ]
+    inputs, symbol = {"x": rows(rng, dtype)}, S.Group(symbols)
+    agree(compiled(symbol, inputs, level), symbol, inputs)
+    formats = [{"in_format": "center", "out_format": "corner"}, {"out_format": "center"}]
+    symbol = S.Group([S.contrib.box_nms(X, id_index=0, **each) for each in formats])
+    agree(compiled(symbol, inputs, level), symbol, inputs, terms=2)
 
 
-@LEVELS
-def test_overlaps_and_offsets_in_each_dtype_and_format(rng, level):
-    for dtype in ("float16", "float32", "float64"):
-        inputs = {"x": boxes(rng, 5).astype(dtype), "y": boxes(rng, 2, 3).astype(dtype)}
-        inputs["x"][0, 1], inputs["x"][1], inputs["y"][0, 0, 2] = np.nan, 0, np.inf
-        symbol = S.Group([S.contrib.box_iou(X, Y, format=each) for each in ("corner", "center")])
-        agree(compiled(symbol, inputs, level), symbol, inputs, terms=4)
-        inputs = {"x": rng.uniform(-3, 3, (1, 5, 4)).astype(dtype), "y": boxes(rng, 1, 5).astype(dtype)}
-        symbol = S.contrib.box_decode(X, Y, std0=0.1, std3=0.2, clip=0.3, format="corner")
-        agree(compiled(symbol, inputs, level), symbol, inputs, terms=4)
+@PAIRS
+def test_overlaps_and_offsets_in_each_dtype_and_format(rng, level, dtype):
+    inputs = {"x": boxes(rng, 5).astype(dtype), "y": boxes(rng, 2, 3).astype(dtype)}
+    inputs["x"][0, 1], inputs["x"][1], inputs["y"][0, 0, 2] = np.nan, 0, np.inf
+    symbol = S.Group([S.contrib.box_iou(X, Y, format=each) for each in ("corner", "center")])
+    agree(compiled(symbol, inputs, level), symbol, inputs, terms=4)
+    inputs = {"x": rng.uniform(-3, 3, (1, 5, 4)).astype(dtype), "y": boxes(rng, 1, 5).astype(dtype)}
+    symbol = S.contrib.box_decode(X, Y, std0=0.1, std3=0.2, clip=0.3, format="corner")
+    agree(compiled(symbol, inputs, level), symbol, inputs, terms=4)
 
 
 @LEVELS
@@ -71,18 +70,17 @@ def regions(rng, dtype: str) -> np.ndarray:
     return np.concatenate([rng.integers(0, 2, (6, 1)), corners], 1).astype(dtype)
 
 
-@LEVELS
-def test_regions_outside_and_in_each_dtype(rng, level):
-    for dtype in ("float16", "float32", "float64"):
-        inputs = {"x": rng.uniform(-1, 1, (2, 8, 7, 9)).astype(dtype), "y": regions(rng, dtype)}
-        if dtype != "float16":
-            how = {"pooled_size": (2, 2), "spatial_scale": 0.3}
-            symbol = S.Group([S.contrib.ROIAlign(X, Y, position_sensitive=each, **how) for each in (False, True)])
-            hold(list(compiled(symbol, inputs, level)(*inputs.values())), mxnets(symbol, inputs, {}), 4 * 9)
-            inputs["x"][0, 0, 2:5, 2:5], inputs["x"][1, 1] = np.nan, -np.inf
-        inputs["y"][3:5, 0] = -1, 2  # of no image
-        symbol = S.ROIPooling(X, Y, pooled_size=(3, 2), spatial_scale=1)
-        agree(compiled(symbol, inputs, level), symbol, inputs)
+@PAIRS
+def test_regions_outside_and_in_each_dtype(rng, level, dtype):
+    inputs = {"x": rng.uniform(-1, 1, (2, 8, 7, 9)).astype(dtype), "y": regions(rng, dtype)}
+    if dtype != "float16":
+        how = {"pooled_size": (2, 2), "spatial_scale": 0.3}
+        symbol = S.Group([S.contrib.ROIAlign(X, Y, position_sensitive=each, **how) for each in (False, True)])
+        hold(list(compiled(symbol, inputs, level)(*inputs.values())), mxnets(symbol, inputs, {}), 4 * 9)
+        inputs["x"][0, 0, 2:5, 2:5], inputs["x"][1, 1] = np.nan, -np.inf
+    inputs["y"][3:5, 0] = -1, 2  # of no image
+    symbol = S.ROIPooling(X, Y, pooled_size=(3, 2), spatial_scale=1)
+    agree(compiled(symbol, inputs, level), symbol, inputs)
 
 
 @LEVELS
