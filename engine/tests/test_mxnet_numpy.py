@@ -198,6 +198,18 @@ def test_infinities_and_nan(dtype):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32"])
+def test_integers_are_finite_and_whole(dtype):
+    x, variable = np.array([0, 1, 7], dtype), mx.sym.var("x").as_np_ndarray()
+    names = ["isnan", "isinf", "isfinite", "isposinf", "isneginf", *(["around"] if dtype != "bool" else [])]
+    symbol = mx.sym.Group([getattr(mx.sym.np, name)(variable) for name in names])
+    outputs = tvmfast.build(*tvmfast.from_mxnet(symbol.tojson(), {}, {"x": (x.shape, dtype)}), opt_level=0)(x)
+    for name, ours in zip(names, outputs, strict=True):
+        theirs = getattr(mx.np, name)(mx.np.array(x, dtype=dtype)).asnumpy()
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
 DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
 
 

@@ -142,11 +142,11 @@ UNOPTIMIZED = {
         "classic_vm", "combine_parallel", "conv_transpose", "cuda_nms", "deploy", "diverge", "dynamic_axes",
         "dynamic_dims", "dynamic_pads", "dynamic_recurrent", "dynamic_reshapes", "dynamic_splits", "fold", "frontends",
         "gluon", "gpu", "import_mxnet", "import_onnx", "import_pytorch", "import_pytorch_quantized", "logging",
-        "mxnet_checkpoints", "mxnet_lengths", "mxnet_linalg", "mxnet_numpy", "onnx_control_flow", "onnx_fused",
-        "onnx_open_sizes", "onnx_operators", "onnx_quantized", "onnx_suite", "out_of_bounds", "pytorch_added_operators",
-        "pytorch_edges", "pytorch_integers", "pytorch_quantized", "pytorch_types", "quantization", "records",
-        "recurrent", "resize", "runtime", "shape_variants", "special_numbers", "specializations", "state",
-        "torch_compile", "torch_suite", "tracing", "transformers", "windows",
+        "mxnet_checkpoints", "mxnet_detection", "mxnet_lengths", "mxnet_linalg", "mxnet_numpy", "onnx_control_flow",
+        "onnx_fused", "onnx_open_sizes", "onnx_operators", "onnx_quantized", "onnx_suite", "out_of_bounds",
+        "pytorch_added_operators", "pytorch_edges", "pytorch_integers", "pytorch_quantized", "pytorch_types",
+        "quantization", "records", "recurrent", "resize", "runtime", "shape_variants", "special_numbers",
+        "specializations", "state", "torch_compile", "torch_suite", "tracing", "transformers", "windows",
     )
 }  # fmt: skip
 _llvm = {}  # options that kernels are compiled with: those of the test that runs

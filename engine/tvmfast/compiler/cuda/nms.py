@@ -32,8 +32,8 @@ _LARGEST_MASK = 64 << 20  # bytes
 def parallelize_detection() -> tvm.transform.Pass:
     """Make the pass that replaces calls of kernels that carry a spec by calls of parallel ones.
 
-    A suppression stays in a single thread if its mask, one bit for each pair of boxes, would take more than
-    64 MB: with more than 23,168 boxes of one image.
+    A suppression stays in a single thread if it is not of float32, or if its mask, one bit for each pair of
+    boxes, would take more than 64 MB: with more than 23,168 boxes of one image.
     """
     return on_each_function("DetectionInParallel", _Rewrite, adds_kernels=True, needs=spec_of)
 
@@ -82,7 +82,7 @@ class _Rewrite(relax.PyExprMutator):
         batch, rows, width = static_shape(data.ty)
         count = static_shape(order.ty)[1]
         words = round_up(int(count), WORD) // WORD
-        if 4 * batch * words * words * WORD > _LARGEST_MASK:
+        if str(data.ty.dtype) != "float32" or 4 * batch * words * words * WORD > _LARGEST_MASK:
             return None
         boxes = emit(boxes_in_order, data, order, spec=spec)
         start = emit(alive, boxes)

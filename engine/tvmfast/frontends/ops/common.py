@@ -191,12 +191,15 @@ def window_counts(sizes, kernel, strides, dilations, pads: Sequence[int]) -> lis
     return [(n + before + behind - d * (k - 1) - 1) // s + 1 for n, k, s, d, before, behind in axes]
 
 
-def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size) -> relax.Expr:
+def deformed(
+    bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts, size, inside=False
+) -> relax.Expr:
     """Return the columns (N, C * taps, *size) of a deformable convolution of data (N, C, H, W).
 
     `data` is interpolated at the taps moved by `offset` (N, 2 * parts * taps, *size), and multiplied by
-    `mask` (N, parts * taps, *size). An element a pixel or more outside, or at NaN, is 0. All share one float
-    dtype.
+    `mask` (N, parts * taps, *size). An element a pixel or more outside, or at NaN, is 0. With `inside`, an
+    element before the first pixel is 0, and one less than a pixel behind the last is the last. All share one
+    float dtype.
     """
     (batch, channels, height, width), dtype = static_shape(data.ty), data.ty.dtype.dtype
     taps = math.prod(kernel)
@@ -208,6 +211,9 @@ def deformed(bb, data, offset, mask=None, *, kernel, stride, dilate, pad, parts,
             at_y = y * stride[0] - pad[0] + tap // kernel[1] * dilate[0] + offset[n, pair, y, x]
             at_x = x * stride[1] - pad[1] + tap % kernel[1] * dilate[1] + offset[n, pair + 1, y, x]
             near = tirx.all(at_y > -1.0, at_y < height, at_x > -1.0, at_x < width)
+            if inside:
+                near = tirx.all(at_y >= 0.0, at_y < height, at_x >= 0.0, at_x < width)
+                at_y, at_x = te.min(at_y, height - 1.0), te.min(at_x, width - 1.0)
             return tirx.if_then_else(near, tirx.Select(number % 2 == 0, at_y, at_x), tirx.const(-2, dtype))
 
         return te.compute((batch, 2 * parts * taps, *size), position, name="positions")

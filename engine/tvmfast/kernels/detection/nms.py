@@ -1,6 +1,8 @@
 """Top-k and non-maximum suppression as sequential loops for a CPU."""
 
+import numpy as np
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 
 from ...core.compat import OPAQUE, fast_tvmscript_parser
@@ -70,7 +72,9 @@ def best_indices(rows: int, length: int, count: int) -> tvm.tirx.PrimFunc:
 
 
 @fast_tvmscript_parser()
-def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> tvm.tirx.PrimFunc:
+def suppressed(
+    batch: int, rows: int, width: int, count: int, spec: NmsSpec, dtype: str = "float32"
+) -> tvm.tirx.PrimFunc:
     """Make a kernel of data (batch, rows, width) and order (batch, count) int32, the rows by falling score.
 
     It writes the rows that remain, in that order and followed by -1, to kept (batch, rows, width), and their
@@ -78,30 +82,31 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
     """
     x, score = spec.coord_start, spec.score_index
     kind, background = spec.id_index, spec.background_id
-    valid, threshold = spec.valid_thresh, spec.overlap_thresh
+    thresholds = (spec.valid_thresh, spec.overlap_thresh)  # in MXNet of float32
+    valid, threshold = (tirx.const(float(np.float32(each)), dtype) for each in thresholds)
     center, force = spec.center, spec.force
-    beaten = 2 * spec.in_place
+    beaten, number = 2 * spec.in_place, getattr(T, dtype)
 
     @T.prim_func
     def main(
-        data: T.Buffer((batch, rows, width), "float32"),
+        data: T.Buffer((batch, rows, width), dtype),
         order: T.Buffer((batch, count), "int32"),
-        kept: T.Buffer((batch, rows, width), "float32"),
-        indices: T.Buffer((batch, rows, 1), "float32"),
+        kept: T.Buffer((batch, rows, width), dtype),
+        indices: T.Buffer((batch, rows, 1), dtype),
     ):
         T.func_attr({"tirx.noalias": True, "op_pattern": OPAQUE})
         for n in range(batch):
-            corners = T.alloc_buffer((4, count), "float32")  # of the boxes, in order, contiguous
-            area = T.alloc_buffer((count,), "float32")
-            of = T.alloc_buffer((count,), "float32")  # their class, or 0 for all if it does not matter
+            corners = T.alloc_buffer((4, count), dtype)  # of the boxes, in order, contiguous
+            area = T.alloc_buffer((count,), dtype)
+            of = T.alloc_buffer((count,), dtype)  # their class, or 0 for all if it does not matter
             alive = T.alloc_buffer((count,), "int32")
             written = T.alloc_buffer((1,), "int32", scope="local")
             for i in range(count):
                 row: T.int32 = order[n, i]
-                alive[i] = T.Cast("int32", data[n, row, score] > T.float32(valid))
-                of[i] = T.float32(0)
+                alive[i] = T.Cast("int32", data[n, row, score] > valid)
+                of[i] = T.Cast(dtype, 0)
                 if kind >= 0:
-                    if data[n, row, kind] == T.float32(background):
+                    if data[n, row, kind] == T.Cast(dtype, background):
                         alive[i] = 0
                     if not force:
                         of[i] = data[n, row, kind]
@@ -114,29 +119,31 @@ def suppressed(batch: int, rows: int, width: int, count: int, spec: NmsSpec) -> 
                 else:
                     for side in T.unroll(4):
                         corners[side, i] = data[n, row, x + side]
-                    area[i] = box_area(corners[0, i], corners[1, i], corners[2, i], corners[3, i])
+                    area[i] = box_area(corners[0, i], corners[1, i], corners[2, i], corners[3, i], dtype)
             written[0] = 0
             for i in range(count):
                 if alive[i] == 1:
                     for j in range(count - 1 - i):
                         k: T.int32 = i + 1 + j
-                        across: T.float32 = overlap(
-                            corners[0, i], corners[2, i], corners[0, k], corners[2, k]
+                        across: number = overlap(
+                            corners[0, i], corners[2, i], corners[0, k], corners[2, k], dtype
                         )
-                        down: T.float32 = overlap(corners[1, i], corners[3, i], corners[1, k], corners[3, k])
-                        both: T.float32 = across * down
-                        beats = T.And(iou(both, area[i], area[k]) > T.float32(threshold), of[i] == of[k])
+                        down: number = overlap(
+                            corners[1, i], corners[3, i], corners[1, k], corners[3, k], dtype
+                        )
+                        both: number = across * down
+                        beats = T.And(iou(both, area[i], area[k]) > threshold, of[i] == of[k])
                         alive[k] = T.Select(T.And(beats, alive[k] == 1), beaten, alive[k])
                 if alive[i] >= 1:
-                    indices[n, written[0], 0] = T.Cast("float32", order[n, i])
+                    indices[n, written[0], 0] = T.Cast(dtype, order[n, i])
                     for field in range(width):
                         kept[n, written[0], field] = data[n, order[n, i], field]
                     if alive[i] == 2:
-                        kept[n, written[0], kind] = T.float32(-1)
+                        kept[n, written[0], kind] = T.Cast(dtype, -1)
                     written[0] = written[0] + 1
             for i in range(rows - written[0]):
-                indices[n, written[0] + i, 0] = T.float32(-1)
+                indices[n, written[0] + i, 0] = T.Cast(dtype, -1)
                 for field in range(width):
-                    kept[n, written[0] + i, field] = T.float32(-1)
+                    kept[n, written[0] + i, field] = T.Cast(dtype, -1)
 
     return with_spec(main, spec)

@@ -111,11 +111,20 @@ _OF_FLOATS = {"power": op.power, "hypot": hypot, "arctan2": op.atan2, "ldexp": _
 for _name, _function in {**_OF_ALL_DTYPES, **_OF_FLOATS}.items():
     _register(_name, _function, _name in _OF_FLOATS)
 converts("_npi_logical_not")(lambda c: op.logical_not(nonzero(c.x)))
-converts("_npi_isnan")(lambda c: op.isnan(c.x))
-converts("_npi_isinf")(lambda c: op.isinf(c.x))
-converts("_npi_isfinite")(lambda c: op.isfinite(c.x))
-converts("_npi_isposinf")(lambda c: op.equal(c.x, c.const(math.inf)))
-converts("_npi_isneginf")(lambda c: op.equal(c.x, c.const(-math.inf)))
+
+
+def _told(name: str, function, of_integers: bool = False) -> None:
+    """Register a test of floats, which all integers and bools pass or fail."""
+    converts(f"_npi_{name}")(
+        lambda c: function(c) if c.dtype in _FLOATS else op.full(c.shape, relax.const(of_integers), "bool")
+    )
+
+
+_told("isnan", lambda c: op.isnan(c.x))
+_told("isinf", lambda c: op.isinf(c.x))
+_told("isfinite", lambda c: op.isfinite(c.x), of_integers=True)
+_told("isposinf", lambda c: op.equal(c.x, c.const(math.inf)))
+_told("isneginf", lambda c: op.equal(c.x, c.const(-math.inf)))
 
 
 @converts("_npi_nan_to_num")
@@ -159,6 +168,8 @@ def _lcm(c: Call):
 
 @converts("_npi_around")
 def _around(c: Call):
+    if "int" in c.dtype and int(c.get("decimals", 0)) >= 0:
+        return c.x
     require_floats(c.x)
     scale = c.const(10.0 ** int(c.get("decimals", 0)))
     return op.round(c.x * scale) / scale

@@ -125,7 +125,10 @@ def _batch_dot(c: Call):
 
 @converts("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
 def _deformable_convolution(c: Call):
-    """Interpolate the input at the offsets' positions into columns, and convolve these by 1x1."""
+    """Interpolate the input at the offsets' positions into columns, and convolve these by 1x1.
+
+    Without masks, MXNet reads nothing outside the image; with them, it interpolates with zeros there.
+    """
     kernel, stride, dilate, pad = _window(c, 2)
     modulated = c.op.startswith("_contrib_Modulated")
     filters, groups = int(c.need("num_filter")), int(c.get("num_group", 1))
@@ -137,7 +140,7 @@ def _deformable_convolution(c: Call):
     index = 3 if modulated else 2
     weight = c.expect(index, filters, c.shape[1] // groups, *kernel)
     how = {"kernel": kernel, "stride": stride, "dilate": dilate, "pad": pad, "parts": parts, "size": size}
-    columns = deformed(c.builder, c.x, offset, mask, **how)
+    columns = deformed(c.builder, c.x, offset, mask, inside=not modulated, **how)
     weight = op.reshape(weight, (filters, c.shape[1] // groups * taps, 1, 1))
     return _biased(c, op.nn.conv2d(columns, weight, groups=groups), filters, index + 1)
 
@@ -250,25 +253,27 @@ def _pooling(c: Call):
         excess.append(max(0, steps * s + k - (n + 2 * p)))
     padding = [*pad, *(p + e for p, e in zip(pad, excess, strict=True))]
     options = {"strides": stride, "padding": padding}
+    # A window may have padding alone: before the pixels, or behind them, where "full" adds a window.
+    reach = [p + s if convention == "full" else p + 1 for p, s in zip(pad, stride, strict=True)]
+    is_empty = any(k < n for k, n in zip(kernel, reach, strict=True))
     if kind == "max":
         result = (op.nn.max_pool1d, op.nn.max_pool2d, op.nn.max_pool3d)[axes - 1](c.x, kernel, **options)
-        # A window may have padding alone: before the pixels, or behind them, where "full" adds a window.
-        reach = [p + s if convention == "full" else p + 1 for p, s in zip(pad, stride, strict=True)]
-        is_empty = any(k < n for k, n in zip(kernel, reach, strict=True))
         return op.maximum(result, c.const(np.finfo(c.dtype).min, c.dtype)) if is_empty else result
     average = (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d)[axes - 1]
-    if kind == "avg" and not c.get("count_include_pad", True):
+    on_pixels = kind == "avg" and not c.get("count_include_pad", True)
+    if on_pixels and (axes < 3 or not is_empty):
         return average(c.x, kernel, count_include_pad=False, **options)
     means = average(c.x, kernel, count_include_pad=True, **options)
-    if kind == "avg" and not any(excess):
+    if kind == "avg" and not on_pixels and not any(excess):
         return means
     # The mean is over the part of the window on the pixels and their padding, the sum over all of it.
     lengths = []
     for n, k, s, p, e in zip(c.shape[2:], kernel, stride, pad, excess, strict=True):
         begins = np.arange(-p, n + p + e - k + 1, s)
-        lengths.append(np.minimum(begins + k, n + p) - begins)
+        ends = np.minimum(begins + k, n if on_pixels else n + p)
+        lengths.append(ends - (np.maximum(begins, 0) if on_pixels else begins))
     counts = np.ones(()) if kind == "sum" else np.prod(np.meshgrid(*lengths, indexing="ij"), axis=0)
-    if axes < 3:  # of three, MXNet divides by 0 where a window begins behind the padding
+    if axes < 3:  # of three, MXNet divides by 0 where a window begins where the pixels or the padding end
         counts = np.maximum(counts, 1)
     with np.errstate(divide="ignore"):
         return means * c.const(math.prod(kernel) / counts, c.dtype)
