@@ -185,6 +185,40 @@ def test_numbers(rng):
     agree(model_of(feed, weights, NUMBERS, 18), feed, terms=5)
 
 
+def test_an_ellipsis_that_is_summed(rng):
+    """ONNX Runtime refuses it; ONNX's reference, NumPy and PyTorch sum."""
+    feed = {"x": rng.standard_normal((4, 5), "float32"), "row": rng.standard_normal(5, "float32")}
+    nodes = ['y0 = Einsum<equation = "b... , ... -> b">(x, row) | y0 float 1']
+    nodes.append('y1 = Einsum<equation = "...i -> i">(x) | y1 float 1')
+    agree(model_of(feed, "", nodes, 12), feed, terms=5, reference=True)
+
+
+PARTS = [
+    "parts = SplitToSequence<axis = 1>(x, four) y0 = SequenceAt(parts, first) y1 = SequenceAt(parts, last)"
+    " | y0 float 2 y1 float 2",
+    "more = SequenceInsert(parts, x, last) y2 = ConcatFromSequence<axis = -1>(more) | y2 float 2",
+    "fewer = SequenceErase(more, first) y3 = ConcatFromSequence<axis = 1>(fewer) y4 = SequenceLength(fewer)"
+    " | y3 float 2 y4 int64 0",
+    "rows = SplitToSequence<keepdims = 0>(x) y5 = ConcatFromSequence<axis = 1, new_axis = 1>(rows) | y5 float 2",
+    "given = SplitToSequence<axis = -1>(x, sizes) y6 = SequenceAt(given, last) | y6 float 2",
+]
+
+
+def test_sequences(rng):
+    feed = {"x": rng.standard_normal((2, 9), "float32")}
+    weights = "<int64 four = {4}, int64 first = {0}, int64 last = {-1}, int64[3] sizes = {2, 4, 3}>"
+    agree(model_of(feed, weights, PARTS, 18), feed, terms=1)
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+def test_parts_without_elements(rng, opset):
+    feed, nodes = {"x": rng.standard_normal((2, 5), "float32")}, ["y0, y1, y2 = Split<axis = 1>(x, sizes)"]
+    if opset < 13:
+        nodes = ["y0, y1, y2 = Split<axis = 1, split = [0, 2, 3]>(x)"]
+    nodes[0] += " | y0 float 2 y1 float 2 y2 float 2"
+    agree(model_of(feed, "<int64[3] sizes = {0, 2, 3}>" if opset >= 13 else "", nodes, opset), feed, terms=1)
+
+
 @pytest.mark.parametrize("kind", ["float", "double", "float16"])
 def test_hyperbolic_functions_of_vectors(rng, kind):
     x = rng.uniform(-3, 3, 64).astype({"float": "float32", "double": "float64"}.get(kind, kind))
@@ -522,6 +556,7 @@ ONE = "float[1, 4, 5] x, int64 n, int64[1] many, int64[2] two, int64[2, 2] whole
     [
         ("Expand(x, two)", "Expand 'y': its input 'two' has to be known before the run.*give that in"),
         ("TopK(x, many)", "TopK 'y,z': its input 'many'"),
+        ("SequenceAt(parts, n)", "SequenceAt 'y': its input 'n' has to be known before the run"),
         ("NonZero(x)", "NonZero 'y': the shape of its output depends on the data"),
         ("NonMaxSuppression(x, x)", "cut the graph before it, by .*extract_model with the outputs 'x' and 'x'"),
         ("DFT(x, n)", "DFT 'y': its input 'n'"),
@@ -544,7 +579,7 @@ def test_what_cannot_be_is_refused_by_name(node, words):
         f'<ir_version: 10, opset_import: ["": 21]> g ({given}) => ({_typed(node, outputs)}) '
         f"<float half = {{0.5}}, bool yes = {{1}}, int64[6] ends = {{0, 0, 1, 0, 0, 1}}, "
         f"int64[6] crops = {{0, 0, -5, 0, 0, 2}}, int64[4] flat = {{1, 3, 1, 4}}, "
-        f"int64[2] four = {{4, 4}}> {{ {outputs} = {node} }}"
+        f"int64[2] four = {{4, 4}}> {{ parts = SequenceConstruct(x) {outputs} = {node} }}"
     )
     with pytest.raises(NotImplementedError, match=words):
         from_onnx(model)

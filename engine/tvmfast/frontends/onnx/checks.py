@@ -66,11 +66,13 @@ _DECIDING = {
         ("AffineGrid", "CenterCropPad", "CumProd", "CumSum", "Expand", "OneHot", "Reshape", "Split"), (1,)
     ),
     **dict.fromkeys(("Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample"), (1,)),
+    **dict.fromkeys(("SequenceAt", "SequenceErase", "SplitToSequence"), (1,)),
     **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow"), (0,)),
     **{
         "Loop": (0, 1),
         "Range": (0, 1, 2),
         "MaxUnpool": (2,),
+        "SequenceInsert": (2,),
         "Compress": (1,),
         "Col2Im": (1, 2),
         "DFT": (1, 2),

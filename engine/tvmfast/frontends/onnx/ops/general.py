@@ -5,6 +5,7 @@ ONNX.
 """
 
 import math
+import string
 
 import ml_dtypes
 import numpy as np
@@ -149,6 +150,19 @@ def _gemm(n: Node):
     reason = f"Gemm of {n.dtype} with alpha {scales[0]} and beta {scales[1]}: expected whole numbers"
     n.refuse_if("float" not in n.dtype and not all(float(each).is_integer() for each in scales), reason)
     return n.tvm_converter(*n.inputs[:2], n.inputs[2] if scales[1] else None)
+
+
+@converts("Einsum")
+def _einsum(n: Node):
+    """Name the axes of an ellipsis that the result lacks, over which TVM cannot sum."""
+    equation = n.text("equation", "").replace(" ", "")
+    given, arrow, result = equation.partition("->")
+    if arrow and "..." not in result:
+        terms = zip(given.replace("...", "").split(","), n.inputs, strict=True)
+        count = max(len(shape_of(x)) - len(term) for term, x in terms)  # ONNX has it the same in all terms
+        unused = "".join(letter for letter in string.ascii_letters if letter not in equation)
+        equation = equation.replace("...", unused[:count])
+    return n.tvm_converter(equation=equation.encode())
 
 
 converts("Softplus")(lambda n: softplus(n.builder, n.x))
@@ -382,13 +396,43 @@ def _log_sum_exp(n: Node):
 @converts("Split")
 def _split(n: Node):
     """Split into parts, of which TVM allows only the last one to be empty."""
-    sizes = n.known(1) if n.opset >= 13 else None
-    if sizes is None or sizes.all():
+    sizes = n.known(1) if n.opset >= 13 else n.get("split")
+    if sizes is None or np.all(sizes):
         return n.tvm_converter()
+    return relax.Tuple(_parts(n, sizes))
+
+
+def _parts(n: Node, sizes) -> list[relax.Expr]:
+    """Return the parts of x, of these sizes, along the node's axis."""
     axis, ends = n.get("axis", 0) % n.rank, np.cumsum(sizes).tolist()
-    begins = [0, *ends[:-1]]
-    bounds = zip(begins, ends, strict=True)
-    return relax.Tuple([R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in bounds])
+    bounds = zip([0, *ends[:-1]], ends, strict=True)
+    return [R.strided_slice(n.x, [axis], [begin], [end]) for begin, end in bounds]
+
+
+@converts("SplitToSequence")
+def _split_to_sequence(n: Node):
+    """Split into parts of a size, of which the last may be smaller; TVM evens the parts out."""
+    axis, given = n.get("axis", 0) % n.rank, n.known(1)
+    size = n.shape[axis]
+    sizes = np.ones(size, "int64") if given is None else given
+    if not sizes.ndim:
+        sizes = np.minimum(sizes, size - np.arange(0, size, sizes))
+    if sizes.sum() != size:
+        raise ValueError(f"SplitToSequence: expected parts of {size} in sum, got {sizes.tolist()}")
+    parts = [n.emit(part) for part in _parts(n, sizes)]
+    is_squeezed = given is None and not n.get("keepdims", 1)
+    return relax.Tuple([R.squeeze(part, [axis]) for part in parts] if is_squeezed else parts)
+
+
+@converts("SequenceInsert")
+def _sequence_insert(n: Node):
+    """Insert a tensor before a position; TVM takes a negative one for one further behind."""
+    tensors, size = list(n.inputs[0]), len(n.inputs[0])
+    position = size if n.inputs[2] is None else n.known_int(2)
+    if not -size <= position <= size:
+        raise IndexError(f"SequenceInsert: its position is {position} in a sequence of {size}")
+    tensors.insert(position, n.inputs[1])
+    return relax.Tuple(tensors)
 
 
 @converts("Slice")
