@@ -619,8 +619,8 @@ class _Torch:
         *("cross", "linalg.cross"),
     )
     SOLVES = ("linalg.inv", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve", "lu_solve", "linalg.lu_solve")
-    # Where squares overflow, PyTorch's kernels differ from each other: NaN, infinities and the bias are all right. So is
-    # a row of an attention whose scores are NaN: some make 0 of it.
+    # Where squares overflow, PyTorch's kernels differ from each other: NaN, infinities and the bias are all right. Of
+    # scores that are NaN some of its attentions make 0.
     NORMS = (
         *("native_layer_norm", *(f"nn.functional.{name}_norm" for name in ("layer", "group", "instance"))),
         "nn.functional.scaled_dot_product_attention",

@@ -1,12 +1,12 @@
 """Windows of convolutions and pools that do not fit into their inputs: refused, or a bound of a dynamic dim."""
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 from agreement import close, reference
 from onnx import parser
-from onnx.reference import ReferenceEvaluator
 from testing import Function
 from torch import nn
 
@@ -100,11 +100,12 @@ def test_pools_of_a_dynamic_axis_whose_last_window_is_cut(what, rng):
         close(lib(x), net(torch.from_numpy(x).double()), 9, scale=np.abs(x).max())
 
 
+SIDE = Dim("n", 3, 64)
 CEILED_AVERAGES = {
-    "line": (F.avg_pool1d, (2, "n"), {"padding": 1, "count_include_pad": True}),
-    "line, inside": (F.avg_pool1d, (2, "n"), {"padding": 1, "count_include_pad": False}),
-    "volume": (F.avg_pool3d, (2, "n", "n", "n"), {"padding": 1, "count_include_pad": True}),
-    "volume, inside": (F.avg_pool3d, (2, "n", "n", "n"), {"padding": 1, "count_include_pad": False}),
+    "line": (F.avg_pool1d, (2, SIDE), {"padding": 1, "count_include_pad": True}),
+    "line, inside": (F.avg_pool1d, (2, SIDE), {"padding": 1, "count_include_pad": False}),
+    "volume": (F.avg_pool3d, (2, SIDE, SIDE, SIDE), {"padding": 1, "count_include_pad": True}),
+    "volume, inside": (F.avg_pool3d, (2, SIDE, SIDE, SIDE), {"padding": 1, "count_include_pad": False}),
 }
 
 
@@ -133,5 +134,6 @@ def test_averages_of_files_whose_last_window_is_cut(rank, rng):
     lib = tvmfast.build(*tvmfast.from_onnx(parser.parse_model(text("n"))), opt_level=1)
     for size in range(3, 9):
         x = rng.standard_normal((1, 1, *[size] * rank)).astype("float32")
-        (wanted,) = ReferenceEvaluator(parser.parse_model(text(str(size)))).run(None, {"x": x})
+        static = parser.parse_model(text(str(size))).SerializeToString()
+        (wanted,) = onnxruntime.InferenceSession(static, providers=["CPUExecutionProvider"]).run(None, {"x": x})
         close(lib(x), wanted.astype("float64"), 8, scale=np.abs(x).max())

@@ -191,13 +191,14 @@ def dot_recurrence(threads: int, chains: int, lanes: int, dot: Dot) -> Callable:
         accumulators: T.Buffer((threads, chains, lanes), "int32"),
         steps: T.int32,
     ):
-        T.func_attr({"tirx.noalias": True})
+        T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
         for t in range(threads):
             for _ in range(steps):
                 for c in T.unroll(chains):
                     accumulators[t, c, row] = added(accumulators[t, c, row], weights[all_weights])
 
-    return tvm.compile(main, target=machine.host_target())["main"]
+    kernels = {tvm.ir.GlobalVar("main"): main}
+    return codegen.compile_kernels(kernels, machine.host_target(), runs_here=True)["main"]
 
 
 @fast_tvmscript_parser()
