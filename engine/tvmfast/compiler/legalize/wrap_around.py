@@ -81,7 +81,8 @@ def _may_overflow(node, analyzer) -> bool:
     bound = analyzer.const_int_bound(node.value if isinstance(node, tirx.Cast) else node)
     if max(-bound.min_value, bound.max_value) >= _UNKNOWN:
         return True
-    least, greatest = (int(limit(dtype).value) for limit in (tirx.min_value, tirx.max_value))
+    number = dtype.partition("x")[0]  # of a vector's lanes
+    least, greatest = (int(limit(number).value) for limit in (tirx.min_value, tirx.max_value))
     return bound.min_value < least or bound.max_value > greatest
 
 
