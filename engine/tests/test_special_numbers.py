@@ -341,3 +341,14 @@ def test_norms_of_the_largest_numbers_in_mxnet(level, large):
     squares = [(double * double).sum(axes, keepdims=True) for axes in ((1, 2), 1, 2)]
     for got, each in zip(results[5:], squares, strict=True):
         holds(got, double / np.sqrt(each))
+
+
+@OF_MXNET
+@LEVELS
+def test_lengths_whose_squares_are_0_or_infinite_in_mxnet(level):
+    import mxnet as mx
+
+    x = np.array([[3e-38, 4e-38], [3e37, 4e37], [3, 4]], "float32")
+    net = mx.sym.norm(mx.sym.var("x"), axis=1)
+    lib = tvmfast.build(*tvmfast.from_mxnet(net, {}, {"x": x.shape}), opt_level=level)
+    np.testing.assert_allclose(lib(x), [5e-38, 5e37, 5], 2e-7)

@@ -429,7 +429,13 @@ def _moments(c: Call):
 @converts("norm")
 @in_float32
 def _norm(c: Call):
+    """Sum squares in float64, in which none of a float32 overflows or becomes 0; MXNet scales them."""
     require_floats(c.x)
     if c.get("ord", 2) == 1:
         return _reduced(c, lambda x, axes, keepdims: op.sum(op.abs(x), axes, keepdims))
-    return _reduced(c, lambda x, axes, keepdims: op.sqrt(op.sum(x * x, axes, keepdims)))
+
+    def norm(x, axes, keepdims):
+        x = c.emit(c.cast(x, "float64"))
+        return c.cast(c.emit(op.sqrt(op.sum(x * x, axes, keepdims))), c.dtype)
+
+    return _reduced(c, norm)
