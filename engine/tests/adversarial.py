@@ -656,10 +656,14 @@ class _Torch:
         def run(network, *arrays):
             if name.startswith(self.HIDE_OVERFLOW) and any(map(_overflows, arrays)):
                 raise NotImplementedError("its result depends on the order of sums")
+            if name.startswith("cholesky_inverse") and any(map(_has_infinities, arrays)):
+                raise NotImplementedError("LAPACK skips products with 0")
             if name.startswith(self.NORMS) and any(map(_overflows_in_float32, arrays)):
                 raise NotImplementedError("its result depends on how it is computed")
-            if "polygamma" in name and any(((x <= 0) & (x == np.floor(x))).any() for x in arrays):
-                raise NotImplementedError("it loses the poles of large numbers")
+            if "polygamma" in name and any(
+                ((x <= 0) & ((x == np.floor(x)) | (x.dtype == "float64"))).any() for x in arrays
+            ):
+                raise NotImplementedError("it loses the poles of large numbers, and digits of float64 below 0")
             with torch.no_grad():
                 results = pytree.tree_leaves(network(*map(tensor, arrays)))
             results = [self._array(each) for each in results]
@@ -791,12 +795,18 @@ def _overflows_in_float32(x) -> bool:
     return _is_float(x) and x.dtype != "float64" and _largest(x) > math.sqrt(np.finfo("float32").max)
 
 
+def _has_infinities(x) -> bool:
+    return _is_float(x) and np.isinf(x.astype("float64")).any()
+
+
 def _all_finite(arrays) -> bool:
     return all(np.isfinite(x.astype("float64")).all() for x in arrays if _is_float(x))
 
 
 class _Mxnet:
     """The symbols of `test_import_mxnet.py`, with random parameters."""
+
+    HIDE_OVERFLOW = ("sync batch norm", "batch norm", "interleaved", "queries and interleaved")
 
     def __init__(self):
         import test_import_mxnet as suite
@@ -823,12 +833,12 @@ class _Mxnet:
         def framework(*arrays):
             if order and np.isnan(arrays[0]).any():
                 raise NotImplementedError("std::sort, and so MXNet, has no order of NaN")
-            if name.startswith("positions of floats") and _largest(arrays[0]) >= 1 << 20:
+            if name.startswith("positions of floats") and not np.all(np.abs(arrays[0]) < 1 << 20):
                 raise NotImplementedError("it multiplies int32")
             if name.startswith("leaky relu, gelu") and 0 < _largest(arrays[0]) < np.finfo("float32").tiny:
                 raise NotImplementedError("its functions are of float32")
-            if name.startswith("sync batch norm") and _overflows(arrays[0]):
-                raise NotImplementedError("it has no float64, which would say where quotients overflow")
+            if name.startswith(self.HIDE_OVERFLOW) and any(map(_overflows, arrays)):
+                raise NotImplementedError("its result depends on the order of products")
             if name.startswith(("layer norm", "group norm", "instance norm")) and _overflows_in_float32(arrays[0]):
                 raise NotImplementedError("its result depends on how it is computed")
             return self.suite.mxnets(symbol, *params([np.ascontiguousarray(x) for x in arrays]))

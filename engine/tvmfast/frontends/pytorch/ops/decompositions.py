@@ -235,6 +235,13 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return aten.index_put(x, [None] * (dim % x.ndim) + [index], value)
 
 
+def _unsafe_masked_index(x: Tensor, mask: Tensor, indices: list[Tensor | None], fill: float) -> Tensor:
+    """Index where the mask allows, other indices clipped; PyTorch's decomposition makes 0 of negative ones."""
+    sizes = zip(indices, x.shape, strict=False)
+    inside = [None if index is None else torch.clamp(index, -size, size - 1) for index, size in sizes]
+    return aten.index.Tensor(x, inside).masked_fill(~mask, fill)
+
+
 def _preserve(*_: Any, **__: Any) -> Any:
     return NotImplemented
 
@@ -601,6 +608,7 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.baddbmm.default: _sum_with_product(torch.bmm),
     aten._grouped_mm.default: _grouped_mm,
     aten.histc.default: _histc,
+    aten._unsafe_masked_index.default: _unsafe_masked_index,
     aten._trilinear.default: _trilinear,
     aten.linalg_vector_norm.default: _vector_norm,
     aten._cdist_forward.default: _cdist,
