@@ -236,7 +236,7 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 
 def _unsafe_masked_index(x: Tensor, mask: Tensor, indices: list[Tensor | None], fill: float) -> Tensor:
-    """Index where the mask allows, other indices clipped; PyTorch's decomposition makes 0 of negative ones."""
+    """Index where the mask allows, all indices clipped; PyTorch's decomposition makes negative ones 0."""
     sizes = zip(indices, x.shape, strict=False)
     inside = [None if index is None else torch.clamp(index, -size, size - 1) for index, size in sizes]
     return aten.index.Tensor(x, inside).masked_fill(~mask, fill)
