@@ -616,7 +616,7 @@ class _Torch:
     HIDE_OVERFLOW = (
         *("fft.", "stft", "linalg.inv", "linalg.det", "linalg.slogdet", "linalg.solve", "linalg.tensorinv"),
         *("linalg.tensorsolve", "linalg.matrix_power", "linalg.cholesky", "cholesky", "logdet", "linalg.lu", "lu"),
-        *("cross", "linalg.cross"),
+        *("cross", "linalg.cross", "linalg.qr", "qr", "ormqr", "geqrf", "linalg.householder_product"),
     )
     SOLVES = ("linalg.inv", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve", "lu_solve", "linalg.lu_solve")
     # Where squares overflow, PyTorch's kernels differ from each other: NaN, infinities and the bias are all right. Of
