@@ -445,7 +445,7 @@ BY_THEIR_OWN = {  # norms, and shapes
 
 @pytest.mark.parametrize(("name", "level"), by_level(BY_THEIR_OWN, ["weighted groups", "batches", "rows"]))
 def test_norms_of_numbers_far_from_zero(name, level):
-    """TVM's own kernels leave no digit of the variance, or a negative number."""
+    """TVM's own kernels leave no digit of the variance, or a negative number; of one value a norm is 0."""
     norm, shapes = BY_THEIR_OWN[name]
     inputs = [part for shape in shapes for part in (random_tensor(shape) + 10_000, random_tensor((6,), seed=2))]
 
@@ -455,7 +455,11 @@ def test_norms_of_numbers_far_from_zero(name, level):
 
     lib = tvmfast.build(*tvmfast.from_pytorch(Function(net).eval(), inputs), opt_level=level)
     terms = max(x.numel() for x in inputs)
-    close(lib(*(x.numpy() for x in inputs)), reference(net, *inputs).values, terms=terms, scale=10_000 * 3)
+    # A norm's differences to the first of a row are exact; PyTorch's variance has the error of its mean.
+    scale = 10_000 * 3 if name == "spreads" else 3
+    close(lib(*(x.numpy() for x in inputs)), reference(net, *inputs).values, terms=terms, scale=scale)
+    inputs[::2] = [torch.full_like(x, 7.7) for x in inputs[::2]]
+    close(lib(*(x.numpy() for x in inputs)), reference(net, *inputs).values, terms=1, scale=1)
 
 
 @pytest.mark.parametrize(("level", "dtype"), [(0, "float32"), (3, "float32"), (0, "float64")])

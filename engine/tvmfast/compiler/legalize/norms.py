@@ -1,7 +1,8 @@
 """Group, instance and layer norms in two passes: means, and the means of squared differences from these.
 
 TVM computes a variance as the mean of the squares less the square of the mean, which leaves no digit of one
-that is a millionth of these, or a negative number. The kernels are for images (N, C, …), and for rows along
+that is a millionth of these, or a negative number. Sums are of differences to a row's first element, as those
+of numbers far from 0 lose digits. The kernels are for images (N, C, …), and for rows along
 the last axes; other layouts are transposed and reshaped. Axes are not fused, because TVM's index arithmetic
 on fused dynamic axes takes minutes to compile. A group that is whole vectors, contiguous in memory, is read
 as vectors.
@@ -12,9 +13,9 @@ import math
 from tvm import te
 from tvm.relax import op as R
 
-from ...core.compat import OUT_EWISE_FUSABLE
+from ...core.compat import OPAQUE, OUT_EWISE_FUSABLE
 from ...core.relax import known_shape, static_shape, unwrap_ints
-from ..schedule.rules.row_reduction import centre, headroom
+from ..schedule.rules.row_reduction import centre, headroom, origin
 from .ieee754 import default
 
 OF_IMAGES = ("relax.nn.group_norm", "relax.nn.instance_norm")
@@ -26,7 +27,7 @@ _TASKS = 16  # parts of a group that threads share, at most
 def of_images(bb, call, lanes: int | None = None, for_gpu: bool = False):
     """Lower a group or instance norm; of no element, or of float64, which comes decomposed, as TVM does.
 
-    `lanes` are those of the target's vectors, to read such. For a GPU there are three kernels, since a block
+    `lanes` are those of the target's vectors, to read such. For a GPU there are four kernels, since a block
     of threads computes each sum, and a thread each element.
     """
     x, attrs, shape = call.args[0], call.attrs, known_shape(call.args[0].ty)
@@ -49,9 +50,11 @@ def of_images(bb, call, lanes: int | None = None, for_gpu: bool = False):
     count = static and math.prod(static[1:]) // groups
     if count and for_gpu:
         rows = bb.emit(R.reshape(x, (shape[0], groups, count)))
-        mean = bb.emit_te(_mean_of_rows, rows, primfunc_name_hint="mean")
-        variance = bb.emit_te(_mean_of_rows, rows, mean, primfunc_name_hint="variance")
-        return bb.call_te(_normal, *args, mean, variance, how[1], primfunc_name_hint="group_norm")
+        opaque = {"op_pattern": OPAQUE}  # a sum that also reads a row's first element has no schedule
+        origins = bb.emit_te(_origins, rows, primfunc_name_hint="origin", primfunc_attrs=opaque)
+        mean = bb.emit_te(_mean_of_rows, rows, origins, primfunc_name_hint="mean")
+        variance = bb.emit_te(_mean_of_rows, rows, origins, mean, primfunc_name_hint="variance")
+        return bb.call_te(_normal, *args, origins, mean, variance, how[1], primfunc_name_hint="group_norm")
     if not count or not lanes or count % lanes:
         return bb.call_te(group_norm, *args, *how, primfunc_name_hint="group_norm")
     tasks = math.gcd(count // lanes, _TASKS)
@@ -114,18 +117,22 @@ def layer_norm(x, gamma, beta, count: int, epsilon: float):
     rows, row = shape[:-count], shape[-count:]
     size, depth = math.prod(row), len(rows)
     number, factor = _float(size), headroom(size)
+    origins = te.compute(rows, lambda *at: origin(_float(x[(*at, *[0] * count)])), "origin")
+
+    def moved(*index):
+        return _float(x[index]) - origins[index[:depth]]
 
     def total(value, name):
         axes = [te.reduce_axis((0, size), f"r{axis}") for axis, size in enumerate(row)]
         return te.compute(rows, lambda *at: te.sum(value(*at, *axes), axis=axes), name)
 
-    sums = total(lambda *index: _float(x[index]) * factor, "sum")
+    sums = total(lambda *index: moved(*index) * factor, "sum")
 
     def mean(at):
         return sums[at] / (number * factor)
 
     def square(*index):
-        difference = _float(x[index]) - mean(index[:depth])
+        difference = moved(*index) - mean(index[:depth])
         return difference * difference
 
     squares = total(square, "squares")
@@ -134,7 +141,7 @@ def layer_norm(x, gamma, beta, count: int, epsilon: float):
         at, place = index[:depth], index[depth:]
         variance = squares[at] / number
         scale = 1.0 / te.sqrt(variance + epsilon)
-        centred = _float(x[index]) - centre(mean(at), variance)
+        centred = moved(*index) - centre(mean(at), variance)
         return (centred * scale * _float(gamma[place]) + _float(beta[place])).astype(x.dtype)
 
     return te.compute(shape, normal, name="layer_norm")
@@ -145,28 +152,33 @@ def _float(value):
     return float(value) if isinstance(value, int) else value.astype("float32")
 
 
-def _mean_of_rows(rows, mean=None):
-    """Return the means of the last axis, or of the squares of its differences to `mean`."""
+def _origins(rows):
+    return te.compute(unwrap_ints(rows.shape)[:-1], lambda *at: origin(_float(rows[(*at, 0)])), name="origin")
+
+
+def _mean_of_rows(rows, origins, mean=None):
+    """Return the means of the last axis from `origins`, or of the squares of its differences to `mean`."""
     *shape, count = unwrap_ints(rows.shape)
     k, factor = te.reduce_axis((0, count), "k"), headroom(count) if mean is None else 1.0
 
     def element(*at):
+        moved = _float(rows[(*at, k)]) - origins[at]
         if mean is None:
-            return _float(rows[(*at, k)]) * factor
-        difference = _float(rows[(*at, k)]) - mean[at]
+            return moved * factor
+        difference = moved - mean[at]
         return difference * difference
 
     total = te.compute(shape, lambda *at: te.sum(element(*at), axis=k), name="total")
     return te.compute(shape, lambda *at: total[at] / (count * factor), name="mean")
 
 
-def _normal(x, gamma, beta, mean, variance, epsilon: float):
+def _normal(x, gamma, beta, origins, mean, variance, epsilon: float):
     each = int(x.shape[1]) // int(mean.shape[1])
 
     def normal(n, c, *at):
         group = n, c // each
         scale = _float(gamma[c]) / te.sqrt(variance[group] + epsilon)
-        centred = _float(x[(n, c, *at)]) - centre(mean[group], variance[group])
+        centred = _float(x[(n, c, *at)]) - origins[group] - centre(mean[group], variance[group])
         return (centred * scale + _float(beta[c])).astype(x.dtype)
 
     return te.compute(x.shape, normal, name="group_norm")
@@ -216,10 +228,18 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
 
     mean_of = mean if vectors is None else mean_of_vectors
     source = x if vectors is None else vectors
-    average = mean_of(lambda *at: _float(source[at]) * of_mean, "mean", of_mean)
+    first = [0] * len(image)
+    origins = te.compute(
+        (batch, groups), lambda n, g: origin(_float(x[(n, g * each, *first)])), name="origin"
+    )
+
+    def moved(n, c, *at):
+        return _float(source[(n, c, *at)]) - origins[n, c // each if vectors is None else c]
+
+    average = mean_of(lambda *at: moved(*at) * of_mean, "mean", of_mean)
 
     def square(n, c, *at):
-        difference = _float(source[(n, c, *at)]) - average[n, c // each if vectors is None else c]
+        difference = moved(n, c, *at) - average[n, c // each if vectors is None else c]
         return difference * difference
 
     variance = mean_of(square, "variance")
@@ -228,7 +248,7 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
 
     def normal(n, c, *at):
         group = c // each
-        centred = _float(x[(n, c, *at)]) - middle[n, group]
+        centred = _float(x[(n, c, *at)]) - origins[n, group] - middle[n, group]
         return (centred * scale[n, group] * _float(gamma[c]) + _float(beta[c])).astype(x.dtype)
 
     return te.compute(x.shape, normal, name="group_norm")

@@ -18,7 +18,7 @@ from ..rule import ScheduleRule
 
 _NAME = "row_reduction"
 _ANNOTATION = attribute({"family": _NAME})
-_STAGES = ("lanes0", "reduced0", "lanes1", "reduced1", "exp", "rest0", "rest1")
+_STAGES = ("origin", "lanes0", "reduced0", "lanes1", "reduced1", "exp")
 
 # One instruction: a NaN need not propagate here, as the exponential function propagates it.
 _LARGER = te.comm_reducer(lambda a, b: tirx.Select(a > b, a, b), te.min_value)
@@ -38,15 +38,20 @@ def softmax(x, lanes: int):
 
 def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
     """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta along the last axis, of float32."""
-    count = float(int(x.shape[-1]))
-    factor = headroom(int(count))
-    total = _reduce(x, lambda *at: x[at] * factor, te.sum, lanes, 0)
+    *rows, size = unwrap_ints(x.shape)
+    count, factor = float(size), headroom(size)
+    origins = te.compute(rows, lambda *row: origin(x[(*row, 0)]), name="origin")
+
+    def moved(*at):
+        return x[at] - origins[at[:-1]]
+
+    total = _reduce(x, lambda *at: moved(*at) * factor, te.sum, lanes, 0)
 
     def mean(row):
         return total[row] / (count * factor)
 
     def squared(*at):
-        difference = x[at] - mean(at[:-1])
+        difference = moved(*at) - mean(at[:-1])
         return difference * difference
 
     squares = _reduce(x, squared, te.sum, lanes, 1)
@@ -54,7 +59,7 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
     def normal(*at):
         variance = squares[at[:-1]] / count
         scale = 1.0 / te.sqrt(variance + epsilon)
-        return (x[at] - centre(mean(at[:-1]), variance)) * scale * gamma[at[-1]] + beta[at[-1]]
+        return (moved(*at) - centre(mean(at[:-1]), variance)) * scale * gamma[at[-1]] + beta[at[-1]]
 
     return te.compute(x.shape, normal, name="layer_norm", attrs=_ANNOTATION)
 
@@ -78,8 +83,16 @@ def headroom(count) -> float:
     return 0.5 ** (count - 1).bit_length() if isinstance(count, int) else 1.0
 
 
+def origin(first):
+    """Return from where a norm measures a row: its first element, which numbers far from 0 are close to.
+
+    Differences to it are exact there, and 0 in a row of one value. It is 0 where differences might overflow.
+    """
+    return tirx.Select(te.abs(first) < 2.0**63, first, tirx.const(0, "float32"))
+
+
 def centre(mean, variance):
-    """Return what a norm subtracts: the mean, but 0 where the variance overflows, as differences may, too.
+    """Return what a norm subtracts then: the mean; 0 where the variance overflows, as differences may, too.
 
     A quotient is 0 there, and that of an infinite difference would be NaN.
     """
