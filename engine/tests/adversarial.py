@@ -71,6 +71,7 @@ LOSES_NAN = {
         *("fft.", "stft", "bucketize", "searchsorted", "linalg.lu", "lu"),
         *("linalg.qr", "qr", "ormqr", "geqrf", "linalg.householder_product"),
         *("i0", "special.i0", "special.i1", "polygamma", "special.polygamma"),
+        "nn.functional.scaled_dot_product_attention",
     ),
     "mxnet": ("pooling, max", "global pooling, max", "norm", "moments", "softmax output"),
     "onnx": (

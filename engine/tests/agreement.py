@@ -208,7 +208,7 @@ class _Double(TorchDispatchMode):
 
         `cast` is the distance from 1 to the next number in the half floats that the result is cast to, or 0.
         """
-        sizes, terms = result.abs(), 1
+        sizes, terms, steps = result.abs(), 1, 4 if packet in _FUNCTIONS else 1
         if packet in _SUMS:
             terms = _terms(packet, args, result)
             powers = (x.abs() ** 2 if isinstance(x, torch.Tensor) and x.dtype != torch.bool else x for x in args)
@@ -219,10 +219,11 @@ class _Double(TorchDispatchMode):
         elif packet in _FFT:
             terms = math.prod(args[0].shape[axis] for axis in args[1])
             sizes = torch.maximum(sizes, sizes.square().mean().sqrt())
-        elif packet in _RESIZED:  # sums whose terms may cancel
+        elif packet in _RESIZED:  # sums whose terms may cancel, of pixels whose weights have the errors of positions
             sizes = torch.maximum(sizes, packet(args[0].abs(), *args[1:], **kwargs).abs())
+            steps = max(steps, 2 * max(args[0].shape[2:]))
         result.terms = terms
-        error = sizes * max(self.eps * (4 if packet in _FUNCTIONS else 1), self.summed * math.sqrt(terms), cast)
+        error = sizes * max(self.eps * steps, self.summed * math.sqrt(terms), cast)
         if result.is_complex():
             result, error = torch.view_as_real(result), error[..., None]
         else:
