@@ -538,6 +538,7 @@ NORMS = {
     "power, no weight": lambda x: x * torch.rsqrt(1e-5 + x.pow(2).mean(2, True)),
     "quotient": lambda x: x / mean_square(x).sqrt() * (1 + WEIGHT),
     "of a sum": lambda x: F.rms_norm(x + WEIGHT, x.shape[-1:], WEIGHT, 1e-5) + x,
+    "of a difference": lambda x: F.rms_norm(x - x.mean(1, True), x.shape[-1:], WEIGHT, 1e-5),
     "in float32": lambda x: WEIGHT.half() * F.rms_norm(x.half().float(), x.shape[-1:], None, 1e-5).half(),
 }
 OTHERS = {
@@ -586,6 +587,22 @@ def test_products_are_stored_if_they_are_transposed_as_a_whole(function, shape, 
 
 def test_numbers_made_of_several():
     assert_same(lambda x: (x.sum() * x[0] + x[1] * x[2] - x[3]).exp() * x[0], (4,), family="default")
+
+
+def test_layer_norms_are_found(rng):
+    """As ONNX has them below opset 17; differences to a row's first element are exact."""
+
+    def net(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * WEIGHT + 1, centred
+
+    lib = tvmfast.build(*tvmfast.from_pytorch(Function(net).eval(), {"x": ("batch", 5, 37)}))
+    assert sum("layer_norm" in name for name in lib.kernels.index) == 1
+    x = torch.from_numpy(rng.standard_normal((3, 5, 37), "float32"))
+    for shift in (0, 10_000):
+        (norm, _), (wanted, _) = lib(x + shift), reference(net, x + shift).values
+        close(norm, wanted, terms=37, scale=3 * float(WEIGHT.abs().max()))
+    assert (np.asarray(lib(torch.full_like(x, 3.3))[0]) == 1).all()
 
 
 def test_norms_of_a_dynamic_number_of_rows(rng):

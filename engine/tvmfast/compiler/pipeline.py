@@ -26,11 +26,11 @@ from .graph.decompose import decompose_functions
 from .graph.fold_constants import fold_affine, fold_batch_norm, fold_kernels, fold_the_rest, fold_with_numpy
 from .graph.fuse_attention import fuse_attention
 from .graph.half_precision import round_weights, store_in_half
+from .graph.norms import fuse_norms
 from .graph.pack_recurrent import pack_recurrent
 from .graph.packed_weights import packed_weights_to_kernels
 from .graph.partial_update import partial_updates_to_kernels, partial_updates_to_scatter
 from .graph.quantized import sums_of_integers
-from .graph.rms_norm import fuse_rms_norms
 from .graph.skinny_gemm import lower_skinny_gemms
 from .legalize import ieee754
 from .legalize.accumulate import sums_in_float32
@@ -62,7 +62,7 @@ def passes(context: BuildContext) -> list[tvm.transform.Pass]:
     attention = [
         (3, fuse_attention(simd, context.dims, context.in_float32)),
         (3, lower_skinny_gemms(simd)),
-        (3, fuse_rms_norms(simd)),
+        (3, fuse_norms(simd)),
     ]
     of_gpu = context.target, context.allow_tf32, context.experimental
     checks = checks_to_kernels() if simd else parallelize_detection()  # GPU: the loops after a detector

@@ -9,7 +9,7 @@ half_precision    weights rounded to bfloat16 or float16, and read as such by ke
 quantized         quantized networks as sums of integers
 fuse_attention    softmax between two matrix products: a kernel for all three
 skinny_gemm       products of few rows with a strided view, without a copy of it
-rms_norm          root mean square norms, each fused into one kernel
+norms             root mean square and layer norms of single operators, each fused into one kernel
 blocked_layout    NCHW to the blocked layout NCHW[x]c; convolutions become kernels
 packed_weights    products with weights of 8 or 4 bits, and look-ups of their rows, as kernels
 partial_update    partial updates of tensors, as kernels

@@ -37,7 +37,10 @@ def softmax(x, lanes: int):
 
 
 def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
-    """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta along the last axis, of float32."""
+    """Compute (x - mean) / sqrt(variance + epsilon) * gamma + beta along the last axis, of float32.
+
+    Both gamma and beta, or neither, may be None.
+    """
     *rows, size = unwrap_ints(x.shape)
     count, factor = float(size), headroom(size)
     origins = te.compute(rows, lambda *row: origin(x[(*row, 0)]), name="origin")
@@ -59,7 +62,8 @@ def layer_norm(x, gamma, beta, epsilon: float, lanes: int):
     def normal(*at):
         variance = squares[at[:-1]] / count
         scale = 1.0 / te.sqrt(variance + epsilon)
-        return (moved(*at) - centre(mean(at[:-1]), variance)) * scale * gamma[at[-1]] + beta[at[-1]]
+        centred = (moved(*at) - centre(mean(at[:-1]), variance)) * scale
+        return centred if gamma is None else centred * gamma[at[-1]] + beta[at[-1]]
 
     return te.compute(x.shape, normal, name="layer_norm", attrs=_ANNOTATION)
 

@@ -1,6 +1,7 @@
-"""The pass that makes one kernel of root mean square norms, x / sqrt(mean(x * x) + epsilon) along rows.
+"""The pass that makes one kernel of norms along rows: x / sqrt(mean(x * x) + epsilon), and of x - mean(x).
 
-Frameworks export it as single operators: the sum of squares of each row is one kernel, the rest another.
+Frameworks export the root mean square norm as single operators, and below ONNX's opset 17 the layer norm, too:
+the sum of squares of each row is one kernel, the rest another.
 """
 
 import tvm
@@ -12,9 +13,9 @@ from ...core.simd import Simd
 from ..schedule.rules import row_reduction
 
 
-def fuse_rms_norms(simd: Simd) -> tvm.transform.Pass:
-    """Make the pass, for float32 and rows of static length; the kernel may have a weight as its epilogue."""
-    return on_each_function("FuseRMSNorms", lambda mod: _Fuser(mod, simd), adds_kernels=True)
+def fuse_norms(simd: Simd) -> tvm.transform.Pass:
+    """Make the pass, for float32 and rows of static length; weight and bias may be the kernel's epilogue."""
+    return on_each_function("FuseNorms", lambda mod: _Fuser(mod, simd), adds_kernels=True)
 
 
 @relax.expr_functor.mutator
@@ -32,12 +33,25 @@ class _Fuser(relax.PyExprMutator):
         if found is None:
             return super().visit_call_(call)
         x, epsilon = found
+        y = self._centred(x)
+        norm, x, *weights = (
+            (row_reduction.rms_norm, x) if y is None else (row_reduction.layer_norm, y, None, None)
+        )
         return self.builder_.call_te(
-            row_reduction.rms_norm,
-            *(self.visit_expr(x), epsilon, self.simd.lanes),
-            primfunc_name_hint="rms_norm",
+            norm,
+            *(self.visit_expr(x), *weights, epsilon, self.simd.lanes),
+            primfunc_name_hint=norm.__name__,
             primfunc_attrs={"op_pattern": OUT_EWISE_FUSABLE},
         )
+
+    def _centred(self, x) -> relax.Expr | None:
+        """Return the y of which x is y - mean(y), each of its row; None for another expression."""
+        value = self._value(x)
+        if op_name(value) != "subtract":
+            return None
+        y, mean = value.args[0], self._value(value.args[1])
+        is_mean = self._is_mean_of_rows(mean, len(x.ty.shape)) and self._same(mean.args[0], y)
+        return y if is_mean and value.ty.ndim == y.ty.ndim else None
 
     def _match(self, call) -> tuple[relax.Var, float] | None:
         """Return the x and the epsilon of which a product or quotient is the norm; else None."""
@@ -81,11 +95,16 @@ class _Fuser(relax.PyExprMutator):
             return None
         for mean, number in (value.args, value.args[::-1]):
             epsilon, mean = _number(number), self._value(mean)
-            if epsilon is not None and op_name(mean) == "mean" and mean.attrs.keepdims:
-                axes = [int(axis) % rank for axis in mean.attrs.axis or ()]
-                if axes == [rank - 1] and self._is_square(mean.args[0], x):
-                    return epsilon
+            if epsilon is not None and self._is_mean_of_rows(mean, rank) and self._is_square(mean.args[0], x):
+                return epsilon
         return None
+
+    @staticmethod
+    def _is_mean_of_rows(value, rank: int) -> bool:
+        """Whether it is a mean along the last axis, which stays as one of size 1."""
+        return op_name(value) == "mean" and bool(
+            value.attrs.keepdims and [int(axis) % rank for axis in value.attrs.axis or ()] == [rank - 1]
+        )
 
     def _is_square(self, expr, x) -> bool:
         value = self._value(expr)
