@@ -1,7 +1,7 @@
 """The pass that makes one kernel of norms along rows: x / sqrt(mean(x * x) + epsilon), and of x - mean(x).
 
-Frameworks export the root mean square norm as single operators, and below ONNX's opset 17 the layer norm, too:
-the sum of squares of each row is one kernel, the rest another.
+Frameworks export the root mean square norm as single operators, and the layer norm, too, below ONNX's opset
+17: the sum of squares of each row is one kernel, the rest another.
 """
 
 import tvm
@@ -33,10 +33,9 @@ class _Fuser(relax.PyExprMutator):
         if found is None:
             return super().visit_call_(call)
         x, epsilon = found
-        y = self._centred(x)
-        norm, x, *weights = (
-            (row_reduction.rms_norm, x) if y is None else (row_reduction.layer_norm, y, None, None)
-        )
+        y, norm, weights = self._centred(x), row_reduction.rms_norm, ()
+        if y is not None:
+            x, norm, weights = y, row_reduction.layer_norm, (None, None)
         return self.builder_.call_te(
             norm,
             *(self.visit_expr(x), *weights, epsilon, self.simd.lanes),
