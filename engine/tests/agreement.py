@@ -31,7 +31,9 @@ _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm}
 _SUMS = _PRODUCTS | {_aten.convolution, _aten.sum, _aten.mean, _aten.cumsum, torch.ops.prims.sum}
 _HALVES = (torch.float16, torch.bfloat16)
 _FFT = {_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c}
-_RESIZED = {_aten._upsample_bilinear2d_aa, _aten._upsample_bicubic2d_aa}
+_RESIZED = {_aten._upsample_bilinear2d_aa, _aten._upsample_bicubic2d_aa, _aten.grid_sampler_3d}
+_SOLVES = {_aten._linalg_solve_ex}
+_DETERMINANTS = {_aten._linalg_slogdet}
 # Operators of several steps, each of which rounds.
 _STEPS = {getattr(_aten, name) for name in (
     "addmv", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
@@ -196,6 +198,8 @@ class _Double(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
+        if self.random and packet in _SOLVES:
+            args = (self._moved(args[0]), *args[1:])
         result = doubled(func(*args, **kwargs))
         if self.random and (packet not in _EXACT or cast > self.eps) and not func.is_view:
             for each in result if isinstance(result, list | tuple) else [result]:
@@ -216,6 +220,8 @@ class _Double(TorchDispatchMode):
             sizes = torch.maximum(sizes, squares / math.sqrt(terms) if packet is _aten.mean else squares)
         elif packet in (_aten.add, _aten.add_):  # to a sum; it may be the first term of it
             terms = max(getattr(x, "terms", 1) for x in args)
+        elif packet in _DETERMINANTS:  # logarithms of what has errors in proportion
+            sizes, terms = sizes.clamp(min=1), args[0].shape[-1]
         elif packet in _FFT:
             terms = math.prod(args[0].shape[axis] for axis in args[1])
             sizes = torch.maximum(sizes, sizes.square().mean().sqrt())
@@ -231,6 +237,11 @@ class _Double(TorchDispatchMode):
             error *= (result != result.round()) | (result.abs() > 2 / self.eps)
         random = 2 * torch.rand(result.shape, generator=self.random, dtype=torch.float64) - 1
         result += (error * (random + random.sign()) / 2).nan_to_num_(0, 0, 0)
+
+    def _moved(self, matrix):
+        """Return a matrix with the backward error of a factorization, a share of its largest element (Higham, 9.3)."""
+        share = self.eps * math.sqrt(matrix.shape[-1]) * matrix.abs().amax((-2, -1), keepdim=True)
+        return matrix + share * (2 * torch.rand(matrix.shape, generator=self.random, dtype=torch.float64) - 1)
 
 
 def _terms(packet, args, result) -> float:

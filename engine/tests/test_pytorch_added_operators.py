@@ -65,6 +65,7 @@ def of_many(x, y, view=torch.Tensor.view):
         *(F.avg_pool2d(x, (3, 2), divisor_override=7), F.avg_pool3d(x, 2, padding=1, divisor_override=5)),
         *F.adaptive_max_pool2d(x, (3, 5), return_indices=True),
         *(each(x.sum(), 0) for each in (torch.softmax, torch.log_softmax, torch.cumsum)),
+        *(x.mean(()), x.sum().mean(())),
         *(F.interpolate(x, scale_factor=1.5), F.interpolate(x, scale_factor=0.37, mode="bilinear")),
         F.interpolate(x, (5, 9), mode="bicubic", antialias=True, align_corners=False),
         F.interpolate(x, (1, 9), mode="bilinear", align_corners=True),

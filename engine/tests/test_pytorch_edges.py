@@ -296,7 +296,8 @@ def test_indices_of_different_dtypes(level):
         written[narrow, wide] = 7.0
         added.index_put_((wide, narrow), torch.ones(()), accumulate=True)
         masked = torch.ops.aten._unsafe_masked_index(x, (wide >= 0)[:, None], [3 * narrow - 1, wide], 5.0)
-        return x[narrow, wide], x[wide, :, narrow], x[:, narrow, wide], x[narrow[:, None], wide], written, added, masked
+        picked = x[narrow, wide], x[wide, :, narrow], x[:, narrow, wide], x[narrow[:, None], wide]
+        return *picked, torch.take(x, wide), torch.take(x, wide[1]), written, added, masked
 
     x = torch.arange(60.0).reshape(4, 5, 3)
     narrow, wide = torch.tensor([0, 1, -1], dtype=torch.int32), torch.tensor([2, -2, 0])

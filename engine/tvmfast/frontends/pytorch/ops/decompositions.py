@@ -235,13 +235,6 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return aten.index_put(x, [None] * (dim % x.ndim) + [index], value)
 
 
-def _unsafe_masked_index(x: Tensor, mask: Tensor, indices: list[Tensor | None], fill: float) -> Tensor:
-    """Index where the mask allows, all indices clipped; PyTorch's decomposition makes negative ones 0."""
-    sizes = zip(indices, x.shape, strict=False)
-    inside = [None if index is None else torch.clamp(index, -size, size - 1) for index, size in sizes]
-    return aten.index.Tensor(x, inside).masked_fill(~mask, fill)
-
-
 def _preserve(*_: Any, **__: Any) -> Any:
     return NotImplemented
 
@@ -252,6 +245,8 @@ def _preserve(*_: Any, **__: Any) -> Any:
 def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     dims = [*range(x.ndim)] if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     none = of_nothing(x, dims, keepdim, math.nan, dtype or x.dtype)
+    if none is None and dim == [] and x.ndim:  # of all dims, of which TVM makes none
+        return torch.mean(x, dims, keepdim, dtype=dtype)
     return NotImplemented if none is None else none
 
 
@@ -608,7 +603,6 @@ DECOMPOSITIONS: dict[Any, Callable] = {
     aten.baddbmm.default: _sum_with_product(torch.bmm),
     aten._grouped_mm.default: _grouped_mm,
     aten.histc.default: _histc,
-    aten._unsafe_masked_index.default: _unsafe_masked_index,
     aten._trilinear.default: _trilinear,
     aten.linalg_vector_norm.default: _vector_norm,
     aten._cdist_forward.default: _cdist,

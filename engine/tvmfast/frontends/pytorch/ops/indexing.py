@@ -308,14 +308,28 @@ def _max_pool1d(
     return F.max_pool2d(x.unsqueeze(-2), *how, bool(ceil_mode)).squeeze(-2)  # an int in a trace
 
 
+def _unsafe_masked_index(x: Tensor, mask: Tensor, indices: list[Tensor | None], fill: float) -> Tensor:
+    """Index where the mask allows, all indices clipped; PyTorch's decomposition makes negative ones 0."""
+    sizes = zip(indices, x.shape, strict=False)
+    inside = [None if index is None else torch.clamp(index, -size, size - 1) for index, size in sizes]
+    return aten.index.Tensor(x, inside).masked_fill(~mask, fill)
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """Take elements of x in order; PyTorch's decomposition reads an index of rank 0."""
+    return x.reshape(-1)[index.reshape(-1)].reshape(index.shape)
+
+
 _OF_PYTORCH = (
     *(aten.narrow_copy.default, aten.view_copy.default, aten.permute_copy.default, aten.unbind_copy.int),
-    *(aten.aminmax.default, aten.take.default),
+    aten.aminmax.default,
 )
 # Called in place of functions of PyTorch while it exports.
 CALLED = dict.fromkeys((F.max_pool1d, torch.max_pool1d, aten.max_pool1d.default), _max_pool1d)
 INDEXING: dict[Any, Callable] = {
     **{each: decomposition_table[each] for each in _OF_PYTORCH},
+    aten.take.default: _take,
+    aten._unsafe_masked_index.default: _unsafe_masked_index,
     aten.min.dim: lambda x, dim, keepdim=False: (x.amin(dim, keepdim), x.argmin(dim, keepdim)),
     aten.sort.stable: lambda x, *, stable=None, **how: aten.sort.default(x, **how),  # as TVM's sort is
     aten.topk.default: _topk,
