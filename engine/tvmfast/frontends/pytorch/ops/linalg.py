@@ -130,7 +130,7 @@ def _lu_unpacked(
     """Return P, L and U; what is not asked for is empty."""
     m, least = lu.shape[-2], min(lu.shape[-2:])
     none = lu.new_empty((0,))
-    rows = torch.ops.tvmfast.permutation(pivots, m).unsqueeze(-2) if unpacks_pivots else none
+    rows = torch.ops.tvmfast.permutation(pivots[..., :least], m).unsqueeze(-2) if unpacks_pivots else none
     permutation = (rows == torch.arange(m).unsqueeze(-1)).to(lu.dtype) if unpacks_pivots else none
     if not data:
         return permutation, none, none
