@@ -32,8 +32,6 @@ _SUMS = _PRODUCTS | {_aten.convolution, _aten.sum, _aten.mean, _aten.cumsum, tor
 _HALVES = (torch.float16, torch.bfloat16)
 _FFT = {_aten._fft_r2c, _aten._fft_c2r, _aten._fft_c2c}
 _RESIZED = {_aten._upsample_bilinear2d_aa, _aten._upsample_bicubic2d_aa, _aten.grid_sampler_3d}
-_SOLVES = {_aten._linalg_solve_ex}
-_DETERMINANTS = {_aten._linalg_slogdet}
 # Operators of several steps, each of which rounds.
 _STEPS = {getattr(_aten, name) for name in (
     "addmv", "mv", "dot", "native_layer_norm", "native_group_norm", "native_batch_norm",
@@ -198,7 +196,7 @@ class _Double(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-        if self.random and packet in _SOLVES:
+        if self.random and packet is _aten._linalg_solve_ex:
             args = (self._moved(args[0]), *args[1:])
         result = doubled(func(*args, **kwargs))
         if self.random and (packet not in _EXACT or cast > self.eps) and not func.is_view:
@@ -220,7 +218,7 @@ class _Double(TorchDispatchMode):
             sizes = torch.maximum(sizes, squares / math.sqrt(terms) if packet is _aten.mean else squares)
         elif packet in (_aten.add, _aten.add_):  # to a sum; it may be the first term of it
             terms = max(getattr(x, "terms", 1) for x in args)
-        elif packet in _DETERMINANTS:  # logarithms of what has errors in proportion
+        elif packet is _aten._linalg_slogdet:  # logarithms of what has errors in proportion
             sizes, terms = sizes.clamp(min=1), args[0].shape[-1]
         elif packet in _FFT:
             terms = math.prod(args[0].shape[axis] for axis in args[1])

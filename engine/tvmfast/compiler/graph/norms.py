@@ -49,8 +49,8 @@ class _Fuser(relax.PyExprMutator):
         if op_name(value) != "subtract":
             return None
         y, mean = value.args[0], self._value(value.args[1])
-        is_mean = self._is_mean_of_rows(mean, len(x.ty.shape)) and self._same(mean.args[0], y)
-        return y if is_mean and value.ty.ndim == y.ty.ndim else None
+        is_mean = self._is_mean_of_rows(mean, x.ty.ndim) and self._same(mean.args[0], y)
+        return y if is_mean else None
 
     def _match(self, call) -> tuple[relax.Var, float] | None:
         """Return the x and the epsilon of which a product or quotient is the norm; else None."""

@@ -233,13 +233,15 @@ def group_norm(x, gamma, beta, groups: int, epsilon: float, vectors=None):
         (batch, groups), lambda n, g: origin(_float(x[(n, g * each, *first)])), name="origin"
     )
 
+    size = each if vectors is None else 1  # of a group, along the second axis of `source`
+
     def moved(n, c, *at):
-        return _float(source[(n, c, *at)]) - origins[n, c // each if vectors is None else c]
+        return _float(source[(n, c, *at)]) - origins[n, c // size]
 
     average = mean_of(lambda *at: moved(*at) * of_mean, "mean", of_mean)
 
     def square(n, c, *at):
-        difference = moved(n, c, *at) - average[n, c // each if vectors is None else c]
+        difference = moved(n, c, *at) - average[n, c // size]
         return difference * difference
 
     variance = mean_of(square, "variance")
