@@ -503,6 +503,8 @@ def _exact() -> dict[str, tuple]:
             f"sign: {dtype}": (ends, lambda x: relay.sign(x), np.sign(ends)),
             f"round: {dtype}": (ends, lambda x: relay.round(x), ends),
             f"clip: {dtype}": (ends, lambda x: relay.clip(x, -np.inf, 1e30), ends),
+            f"sort: {dtype}": (ends, lambda x: relay.sort(x, 1), np.sort(ends, 1)),
+            f"topk: {dtype}": (ends, lambda x: relay.topk(x, 2, 1, "values"), np.sort(ends, 1)[:, :0:-1]),
             f"clip: {dtype}, cast": (ends, lambda x: relay.clip(x, 1.9, 6.9), ends.clip(1, 6)),
             f"all: {dtype}": (ends[:, :2], lambda x: relay.all(x, 1), (ends[:, :2] != 0).all(1)),
             f"any: {dtype}": (ends[:, :2], lambda x: relay.any(x, 1), (ends[:, :2] != 0).any(1)),

@@ -490,13 +490,13 @@ OF_CONSTANTS = {
 
 
 _SORTS = ("relax.sort", "relax.argsort", "relax.topk", "relax.median")
-_SHORT = ("bool", "int8", "uint8", "int16", "uint16")
+_WIDER = {**dict.fromkeys(("bool", "int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
 
 
 def sort_by_keys() -> tvm.transform.Pass:
     """Make the pass that sorts floats by integer keys, in PyTorch's order: NaN is largest, zeros are equal.
 
-    TVM sorts by `<`, which leaves the elements around a NaN unordered, and no integers of 8 or 16 bits.
+    TVM sorts by `<`, which leaves the elements around a NaN unordered, and of integers only int32 and int64.
     """
     return on_each_function("SortByKeys", _SortByKeys, adds_kernels=True)
 
@@ -506,14 +506,17 @@ class _SortByKeys(relax.PyExprMutator):
     def visit_call_(self, call):
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        is_short = name in _SORTS[:3] and str(call.args[0].ty.dtype) in _SHORT
-        if name not in _SORTS or not (is_short or _is_float(call.args[0])):
+        if name not in _SORTS:
             return call
         x, attrs = call.args[0], call.attrs
+        dtype = str(x.ty.dtype)
+        wider = _WIDER.get(dtype)
+        if not (_is_float(x) or (name != "relax.median" and (wider or dtype == "uint64"))):
+            return call
         if name == "relax.median":
             return self._median(x, [int(axis) for axis in attrs.axis or ()], attrs.keepdims, call.ty)
-        if is_short:
-            keys = self.builder_.emit(relax.op.astype(x, "int32"))
+        if wider:
+            keys = self.builder_.emit(relax.op.astype(x, wider))
         else:
             keys = self.builder_.emit_te(_keys, x, primfunc_name_hint="sort_keys")
         if name == "relax.argsort":
@@ -556,7 +559,13 @@ class _SortByKeys(relax.PyExprMutator):
 
 
 def _keys(x, nan_is_largest: bool = True):
-    """Return integers in the order of the floats, NaN last or first; a negative float's bits count down."""
+    """Return integers in the order of the floats, NaN last or first; a negative float's bits count down.
+
+    Those of uint64 are its numbers less 2^63, in int64.
+    """
+    if str(x.dtype) == "uint64":
+        least = tirx.const(-(1 << 63), "int64")
+        return te.compute(x.shape, lambda *at: tirx.reinterpret("int64", x[at]) ^ least, name="keys")
     dtype = "float64" if str(x.dtype) == "float64" else "float32"
     integer = dtype.replace("float", "int")
     largest = tirx.const(np.iinfo(integer).max, integer)
