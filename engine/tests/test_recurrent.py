@@ -342,6 +342,45 @@ def test_layers_of_mxnet(rng, kind):
     close(got, want, terms, rounded=True)
 
 
+@pytest.mark.parametrize("batch", [1, 3, "n"])
+def test_unrolled_cells_of_gluon_begin_with_zeros_of_the_batch(rng, batch):
+    """Gluon makes them of shape (0, units), and MXNet infers the 0."""
+    mx = pytest.importorskip("mxnet")
+    cells, steps = mx.gluon.rnn, 4
+
+    class Cells(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.gru = cells.GRUCell(5)
+                self.both = cells.BidirectionalCell(cells.LSTMCell(4), cells.ZoneoutCell(cells.RNNCell(3), 0.2, 0.3))
+
+        def hybrid_forward(self, F, x):
+            outputs = [cell.unroll(steps, x, layout="NTC", merge_outputs=True) for cell in (self.gru, self.both)]
+            return [each for y, states in outputs for each in (y, *states)]
+
+    net = Cells()
+    net.initialize(mx.init.Normal(0.5))
+    net.hybridize()
+    x = rng.standard_normal((1 if batch == 1 else 3, steps, 6)).astype("float32")
+    wanted = [each.asnumpy() for each in net(mx.nd.array(x))]
+    results = tvmfast.build(*tvmfast.from_mxnet(net, inputs={"data": (batch, steps, 6)}))(x)
+    close(results, wanted, steps * (6 + 5), rounded=True)
+
+
+def test_sizes_that_mxnet_infers_are_refused_where_they_may_show():
+    S = pytest.importorskip("mxnet").sym
+    x, zeros = S.var("x"), S.zeros((0, 4))
+    for symbol, words in (
+        (S.concat(x, zeros, dim=1), "Concat .* of .*, whose size MXNet infers: name the size"),
+        (S.sum(S.ones((0, 4)), axis=0) + S.sum(x, axis=0), "sum .* whose size MXNet infers"),
+        (S.broadcast_add(S.tanh(zeros + S.ones((2, 0))), x), "tanh .* whose size MXNet infers"),
+        (S.Group([x + zeros, zeros]), "an output, .*, whose size MXNet infers"),
+    ):
+        with pytest.raises(NotImplementedError, match=words):
+            tvmfast.from_mxnet(symbol, {}, {"x": (2, 4)})
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -19,7 +19,7 @@ from ..context import log_converter, shape_of
 from ..contract import as_model
 from ..dynamic.probing import with_dynamic_dims
 from . import gluon
-from .files import Graph, bare_name, read_params, read_symbol
+from .files import Graph, Node, bare_name, read_params, read_symbol
 from .ops import (  # noqa: F401  (they fill the table)
     attention,
     detection,
@@ -196,6 +196,7 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
     for name, array in arrays.items():
         variables[name] = relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
     outputs, failure = [], None  # the outputs of each node
+    inferred = _InferredSizes(graph, set(arrays))
     with pass_lock, builder.function("main", list(variables.values())):
         with builder.dataflow():
             try:
@@ -203,9 +204,12 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
                     if node.op == "null":
                         outputs.append([variables[node.name]])
                         continue
-                    read = _read_outputs(graph, outputs, node.inputs)
+                    read = inferred.read(node, _read_outputs(graph, outputs, node.inputs))
                     names = [graph.nodes[source].name for source, _ in node.inputs]
-                    outputs.append(_emitted(Call(node, read, names, builder)))
+                    call = Call(node, read, names, builder)
+                    inferred.add(call, len(outputs))
+                    outputs.append(_emitted(call))
+                inferred.require_none_in(graph.heads)
                 heads = _read_outputs(graph, outputs, graph.heads)
             except (ValueError, NotImplementedError) as error:
                 # Raised later, as TVM complains about an unfinished function.
@@ -219,6 +223,62 @@ def _convert(graph: Graph, specs: dict[str, TensorSpec], arrays: dict[str, np.nd
         node.name: made[0] for node, made in zip(graph.nodes, outputs, strict=True) if node.op != "null"
     }
     return as_model(builder.finalize(), specs, arrays, values)
+
+
+# Operators that broadcast their inputs, and those that compute each row of the first input by itself.
+_BROADCASTS = {
+    *("elemwise_add", "_plus", "_Plus", "elemwise_sub", "_minus", "elemwise_mul", "_mul", "elemwise_div"),
+    *("broadcast_add", "broadcast_sub", "broadcast_mul", "broadcast_div", "where", "add_n"),
+}
+_BY_ROW = {
+    *("FullyConnected", "Convolution", "Activation", "LeakyReLU", "Dropout", "_copy", "BlockGrad", "sigmoid"),
+    *("tanh", "relu", "_plus_scalar", "_minus_scalar", "_rminus_scalar", "_mul_scalar"),
+}
+
+
+class _InferredSizes:
+    """Arrays with sizes of 0, which MXNet infers from their readers: the first states of a cell, (0, units).
+
+    They have 1 element there instead, as does what is computed of them row by row, and are broadcast to what
+    they are added to. The operator RNN makes its states itself.
+    """
+
+    def __init__(self, graph: Graph, parameters: set[str]):
+        self.nodes = graph.nodes
+        self.parameters = {n for n, node in enumerate(graph.nodes) if node.name in parameters}
+        self.axes: dict[int, set[int]] = {}  # those of size 1 instead of an inferred one, by number of a node
+
+    def read(self, node: Node, values: list[relax.Expr]) -> list[relax.Expr | None]:
+        """Return what a node reads; NotImplementedError where another result than MXNet's may follow."""
+        sources = [source for source, _ in node.inputs]
+        if not (inferred := [source for source in sources if source in self.axes]):
+            return values
+        if node.op == "RNN" and all(self.nodes[source].op == "_zeros" for source in inferred):
+            return [None if source in inferred else x for source, x in zip(sources, values, strict=True)]
+        cuts_rows = node.op == "SliceChannel" and node.attrs.get("axis", "1").strip("123456789") == ""
+        is_by_row = node.op in _BY_ROW or cuts_rows
+        if node.op in _BROADCASTS or (is_by_row and all(self.axes[source] == {0} for source in inferred)):
+            return values
+        raise NotImplementedError(
+            f"MXNet's {node.op} {node.name!r} of {self.nodes[inferred[0]].name!r}, whose size MXNet infers: "
+            "name the size, as in begin_state(batch_size=8, func=F.zeros)"
+        )
+
+    def add(self, call: Call, number: int) -> None:
+        """Note whether a node's outputs have inferred sizes: if all has that it reads, beside parameters."""
+        if call.op in ("_zeros", "_ones", "_full"):
+            if axes := {axis for axis, n in enumerate(call.need("shape")) if n == 0}:
+                self.axes[number] = axes
+        elif call.op != "RNN":
+            sources = {source for source, _ in call.node.inputs} - self.parameters
+            if sources and sources <= self.axes.keys():
+                self.axes[number] = set.intersection(*(self.axes[source] for source in sources))
+
+    def require_none_in(self, heads: list[tuple[int, int]]) -> None:
+        """Raise NotImplementedError if an output has an inferred size."""
+        for source, _ in heads:
+            if source in self.axes:
+                raise NotImplementedError(f"an output, {self.nodes[source].name!r}, whose size MXNet infers")
 
 
 def _read_outputs(graph: Graph, outputs: list[list], wanted: list[tuple[int, int]]) -> list[relax.Expr]:
@@ -246,7 +306,7 @@ def _emitted(call: Call) -> list[relax.Expr]:
         raise
     except Exception as error:  # TVM's own are of many kinds
         inputs = zip(call.names, call.inputs, strict=True)
-        read = ", ".join(f"{name}: {shape_of(each)}" for name, each in inputs)
+        read = ", ".join(f"{name}: {shape_of(each)}" for name, each in inputs if each is not None)
         raise ValueError(
             f"MXNet's {node.op} {node.name!r}: {one_line(error)}; it reads {read or 'nothing'}"
         ) from error

@@ -409,7 +409,7 @@ def _recurrent(c: Call):
 
 def _state(c: Call, number: int, *shape: int) -> relax.Expr | None:
     """Return the states of all layers, an input; None for Gluon's own, zeros of a dynamic batch."""
-    empty = number < len(c.inputs) and 0 in shape_of(c.inputs[number])
+    empty = number < len(c.inputs) and c.inputs[number] is None
     return None if empty else c.expect(number, *shape)
 
 

@@ -210,9 +210,14 @@ def _broadcast_like(c: Call):
     *("_npi_zeros", "_npi_ones", "_npi_full", "_npi_full_like"),
 )
 def _filled(c: Call):
-    shape, dtype = (c.shape, c.dtype) if c.inputs else (c.need("shape"), "float32")
     value = 0 if "zeros" in c.op else 1 if "ones" in c.op else c.get("fill_value", c.get("value", 0))
-    return c.const(np.full(shape, value), c.get("dtype", dtype))
+    if c.inputs:
+        dtype = c.get("dtype", c.dtype)
+        return op.full_like(c.x, c.const(np.full((), value), dtype), dtype)
+    shape = c.need("shape")
+    if c.op in ("_zeros", "_ones", "_full"):
+        shape = [n or 1 for n in shape]  # see importer._InferredSizes
+    return c.const(np.full(shape, value), c.get("dtype", "float32"))
 
 
 @converts("_arange")
